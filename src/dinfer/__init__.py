@@ -1,0 +1,1 @@
+"""dInfer: inference for diffusion language models."""

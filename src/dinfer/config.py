@@ -1,0 +1,31 @@
+"""Reading keys of a config.json: a missing or unsupported value is refused with the key's name."""
+
+from typing import Any
+
+from dinfer.errors import CheckpointError
+
+
+def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    """The value of `key` as a float; `default` where the key is absent or null."""
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise CheckpointError(f"config.json has no {key!r}, which this family needs.")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CheckpointError(f"config.json gives {key!r} as {value!r}; a number is needed.")
+    return float(value)
+
+
+def whole(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    """The value of `key` as a positive whole number; `default` where the key is absent or null."""
+    value = number(config, key, default)
+    if value != int(value) or value < 1:
+        raise CheckpointError(f"config.json gives {key!r} as {value:g}; a positive whole number is needed.")
+    return int(value)
+
+
+def refuse(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raises CheckpointError for a key that is present with another value than the one supported."""
+    for key, value in expected.items():
+        if key in config and config[key] != value and config[key] is not None:
+            raise CheckpointError(f"config.json has {key!r}: {config[key]!r}; only {value!r} is supported.")

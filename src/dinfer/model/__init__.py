@@ -1,0 +1,1 @@
+"""Model families, one file each; `architectures[0]` of config.json chooses (see `dinfer.engine.load`)."""

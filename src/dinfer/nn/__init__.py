@@ -1,0 +1,1 @@
+"""What model files share: attention, linear layers, norms, rotary embedding, the transformer stack."""

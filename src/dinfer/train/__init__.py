@@ -1,0 +1,1 @@
+"""How the bundled models are made: problems, masked-diffusion loss, training run."""

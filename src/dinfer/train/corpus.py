@@ -1,0 +1,91 @@
+"""Training, dev and test data of the two tasks, its tokenizer, and examples as token ids."""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from dinfer.errors import DinferError
+from dinfer.train.brief import Brief, draw_brief
+from dinfer.train.problems import Problem, draw_problem
+
+EOS, MASK, START, END = "<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>"
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPLITS = ("train", "dev", "test")
+TASKS = ("math", "brief")
+
+
+def split_of(key: str) -> str:
+    """The split of a skeleton: a hash of it, so the same figures are always in the same split (5 % dev, 5 % test)."""
+    bucket = hashlib.sha256(key.encode()).digest()[0]
+    return "test" if bucket < 13 else "dev" if bucket < 26 else "train"
+
+
+def draws(task: str, split: str, seed: int) -> Iterator[Problem | Brief]:
+    """Endless examples of a task, all of the given split; dev and test give each skeleton once."""
+    if task not in TASKS:
+        raise DinferError(f"Unknown task {task!r}; the tasks are {', '.join(TASKS)}.")
+    if split not in SPLITS:
+        raise DinferError(f"Unknown split {split!r}; the splits are {', '.join(SPLITS)}.")
+    rng = random.Random(f"{task} {split} {seed}")
+    seen: set[str] = set()
+    while True:
+        example = draw_problem(rng) if task == "math" else draw_brief(rng)
+        if split_of(example.key) != split or example.key in seen:
+            continue
+        if split != "train":
+            seen.add(example.key)
+        yield example
+
+
+def prompt_of(example: Problem | Brief) -> str:
+    """The user's message of an example."""
+    return example.question if isinstance(example, Problem) else example.prompt
+
+
+def make_tokenizer(seed: int, size: int = 832) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer of `size` ids, learnt on training examples; digits stand alone."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[EOS, MASK, START, END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(seed, 20_000), trainer)
+    return tokenizer
+
+
+def _texts(seed: int, num: int) -> Iterator[str]:
+    streams = [draws(task, "train", seed) for task in TASKS]
+    for i in range(num):
+        example = next(streams[i % 4 == 3])
+        yield f"user\n{prompt_of(example)}"
+        yield f"assistant\n{example.answer}"
+
+
+@dataclass(frozen=True)
+class Ids:
+    """An example as token ids: the rendered prompt, and the answer with its end-of-turn token."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+def encode(tokenizer: tokenizers.Tokenizer, examples: list[Problem | Brief]) -> list[Ids]:
+    """Token ids of examples, rendered with the chat template of the bundled models."""
+    prompts = [f"{START}user\n{prompt_of(e)}{END}\n{START}assistant\n" for e in examples]
+    answers = [e.answer + END for e in examples]
+    coded = tokenizer.encode_batch(prompts + answers, add_special_tokens=False)
+    half = len(examples)
+    return [Ids(p.ids, a.ids) for p, a in zip(coded[:half], coded[half:], strict=True)]

@@ -1,0 +1,115 @@
+"""Masked-diffusion loss for both attention patterns.
+
+Every example runs twice in a step under complementary masks (the trick of Fast-dLLM v2, arXiv 2509.26328), so each
+answer token is predicted exactly once. B examples, L canvas rows, R rows of the two noisy copies, T all rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from dinfer.nn.attention import Attend
+from dinfer.nn.transformer import Transformer
+from dinfer.train.corpus import Ids
+
+FAINT = 0.1
+"""Weight of targets that carry little: the far masked future and the end-of-text fill."""
+
+
+@dataclass(frozen=True)
+class Noised:
+    """One batch ready to run: rows, their positions, who sees whom, and the targets with their weights."""
+
+    tokens_BT: Tensor
+    positions_T: Tensor
+    visible_TT: Tensor | None
+    targets_BT: Tensor
+    weights_BT: Tensor
+
+
+def block_causal_batch(batch: list[Ids], block: int, mask_id: int, eos_id: int, rng: torch.Generator) -> Noised:
+    """Clean canvas once, then two noisy copies of the answer's blocks that see the clean blocks before their own.
+
+    The layout of block diffusion (arXiv 2503.09573, section 3): one pass trains every block.
+    """
+    length = -(-max(len(x.prompt) + len(x.answer) for x in batch) // block) * block
+    start = min(len(x.prompt) for x in batch) // block * block
+    clean, answered = _canvas(batch, length, eos_id)
+    own_end = torch.tensor([-(-(len(x.prompt) + len(x.answer)) // block) * block for x in batch])
+    answered &= torch.arange(length) < own_end[:, None]
+    rates = torch.rand(len(batch), length // block, generator=rng).repeat_interleave(block, dim=1)
+    hidden = torch.rand(len(batch), length, generator=rng) < rates
+    copies = [torch.where(part & answered, mask_id, clean)[:, start:] for part in (hidden, ~hidden)]
+    places = torch.arange(length)
+    positions = torch.cat((places, places[start:], places[start:]))
+    copy = torch.repeat_interleave(torch.arange(3), torch.tensor([length, length - start, length - start]))
+    number = positions // block
+    before = (copy[None, :] == 0) & (number[None, :] < number[:, None])
+    same = (copy[None, :] == copy[:, None]) & (number[None, :] == number[:, None])
+    weights = torch.where(clean == eos_id, FAINT, 1.0) * answered
+    parts = [torch.zeros_like(weights), (weights * hidden)[:, start:], (weights * ~hidden)[:, start:]]
+    targets = torch.cat((clean, clean[:, start:], clean[:, start:]), dim=1)
+    return Noised(torch.cat((clean, *copies), dim=1), positions, before | same, targets, torch.cat(parts, dim=1))
+
+
+def bidirectional_batch(batch: list[Ids], block: int, mask_id: int, eos_id: int, rng: torch.Generator) -> Noised:
+    """Two complementary masked copies of each canvas; half of the examples look like blockwise decoding.
+
+    Those have everything before one block (counted from the prompt's end) set and everything after it masked. The
+    canvas ends in a random length of end-of-text, as an answer in a larger canvas does.
+    """
+    longest = max(len(x.prompt) + len(x.answer) for x in batch)
+    length = longest + int(torch.randint(0, 97, (), generator=rng))
+    clean, answered = _canvas(batch, length, eos_id)
+    rates = torch.rand(len(batch), 1, generator=rng)
+    hidden = torch.rand(len(batch), length, generator=rng) < rates
+    prompts = torch.tensor([len(x.prompt) for x in batch])[:, None]
+    number = (torch.arange(length) - prompts).div(block, rounding_mode="floor")
+    last = torch.tensor([(len(x.answer) + block // 2) // block for x in batch])[:, None]
+    current = (torch.rand(len(batch), 1, generator=rng) * (last + 1)).long().clamp(max=number.max())
+    blockwise = torch.rand(len(batch), 1, generator=rng) < 0.5
+    future = blockwise & (number > current)
+    open_rows = answered & (~blockwise | (number == current))
+    weights = torch.where((clean == eos_id) | future, FAINT, 1.0)
+    tokens, kept = [], []
+    for part in (hidden, ~hidden):
+        masked = (part & open_rows) | (answered & future)
+        tokens.append(torch.where(masked, mask_id, clean))
+        kept.append(weights * masked)
+    return Noised(torch.cat(tokens), torch.arange(length), None, torch.cat((clean, clean)), torch.cat(kept))
+
+
+def _canvas(batch: list[Ids], length: int, eos_id: int) -> tuple[Tensor, Tensor]:
+    """Token ids [B, L] filled up with end-of-text, and which rows are not prompt."""
+    canvas = torch.full((len(batch), length), eos_id)
+    for row, ids in zip(canvas, batch, strict=True):
+        both = torch.tensor(ids.prompt + ids.answer)
+        row[: len(both)] = both
+    return canvas, torch.arange(length) >= torch.tensor([len(x.prompt) for x in batch])[:, None]
+
+
+def dense_attention(examples: int, visible_TT: Tensor | None) -> Attend:
+    """Attention inside each of `examples` canvases that lie one after another in the rows; stores nothing."""
+
+    def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(0, (examples, -1)).transpose(1, 2) for x in (q_THd, k_TKd, v_TKd))
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=visible_TT, enable_gqa=q.shape[1] != k.shape[1])
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+    return attend
+
+
+def masked_loss(model: Transformer, noised: Noised, mask_id: int) -> Tensor:
+    """Weighted mean cross-entropy of the masked rows; the head runs on those rows alone."""
+    examples, rows = noised.tokens_BT.shape
+    x_TD = model.embed(noised.tokens_BT.flatten())
+    attend = dense_attention(examples, noised.visible_TT)
+    x_TD = model(x_TD, noised.positions_T.repeat(examples), attend)
+    weights = noised.weights_BT.flatten()
+    chosen = weights.nonzero().squeeze(1)
+    logits = nn.functional.linear(x_TD[chosen], model.head.weight)
+    logits = logits.index_fill(1, torch.tensor([mask_id]), -torch.inf)
+    losses = cross_entropy(logits, noised.targets_BT.flatten()[chosen], reduction="none")
+    return (losses * weights[chosen]).sum() / weights.sum()

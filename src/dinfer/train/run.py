@@ -1,0 +1,114 @@
+"""The training run of a bundled model: resumable, from a seed."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from dinfer.nn.transformer import Transformer
+from dinfer.train.corpus import TASKS, Ids, draws, encode, make_tokenizer
+from dinfer.train.loss import bidirectional_batch, block_causal_batch, masked_loss
+from dinfer.train.muon import Muon
+from dinfer.train.recipe import BLOCK, EOS_ID, MASK_ID, Recipe
+
+POOL = 32
+"""Batches drawn at once and sorted by length, so that little of a batch is fill."""
+
+MICRO = 16
+"""Examples per forward: small enough that the activations stay in a CPU's last cache."""
+
+Report = Callable[[int, float, float], None]
+"""Told after each step: number of steps done, loss, seconds of the step."""
+
+
+def batches(tokenizer: tokenizers.Tokenizer, task: str, size: int, seed: int, skip: int) -> Iterator[list[Ids]]:
+    """Endless batches of training examples of similar length; `skip` batches are left out (a resumed run)."""
+    stream, rng = draws(task, "train", seed + 1), random.Random(seed)
+    done = 0
+    while True:
+        examples = [next(stream) for _ in range(POOL * size)]
+        order = list(range(POOL))
+        rng.shuffle(order)
+        done += POOL
+        if done <= skip:
+            continue
+        ids = sorted(encode(tokenizer, examples), key=lambda x: (len(x.prompt) // BLOCK, len(x.answer)))
+        for place in order[max(0, skip - done + POOL) :]:
+            yield ids[place * size : (place + 1) * size]
+
+
+class Run:
+    """One training run: model, optimizers, data and step count; `save` and `resume` keep all of it."""
+
+    def __init__(self, recipe: Recipe, model: Transformer, seed: int, device: str) -> None:
+        self.recipe, self.model, self.seed, self.device = recipe, model.to(device), seed, device
+        self.tokenizer = make_tokenizer(seed)
+        self.step = 0
+        matrices = [p for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in model.parameters() if id(p) not in chosen]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            Muon(matrices, lr=recipe.muon_lr),
+            torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.peaks = [recipe.muon_lr, recipe.adam_lr]
+
+    def save(self, path: Path) -> None:
+        """Writes everything a later `resume` needs."""
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+        }
+        part = path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Takes up a saved run of the same recipe and seed where it stopped."""
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=self.device)
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def train(self, report: Report, save_to: Path | None = None, save_every: int = 100) -> None:
+        """Runs the steps that are left."""
+        sizes = {"math": self.recipe.math, "brief": self.recipe.brief}
+        streams = [batches(self.tokenizer, task, sizes[task], self.seed, self.step) for task in TASKS]
+        while self.step < self.recipe.steps:
+            began = time.perf_counter()
+            loss = self._one_step([next(stream) for stream in streams])
+            self.step += 1
+            report(self.step, loss, time.perf_counter() - began)
+            if save_to is not None and (self.step % save_every == 0 or self.step == self.recipe.steps):
+                self.save(save_to)
+
+    def _one_step(self, parts: list[list[Ids]]) -> float:
+        parts = [part[i : i + MICRO] for part in parts for i in range(0, len(part), MICRO)]
+        rng = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
+        total = 0.0
+        for part in parts:
+            loss = self._loss(part, rng) / len(parts)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * self._rate()
+            optimizer.step()
+            optimizer.zero_grad()
+        return total
+
+    def _loss(self, part: list[Ids], rng: torch.Generator) -> Tensor:
+        noise = block_causal_batch if self.recipe.block_causal else bidirectional_batch
+        return masked_loss(self.model, noise(part, BLOCK, MASK_ID, EOS_ID, rng), MASK_ID)
+
+    def _rate(self) -> float:
+        """Warm-up over 50 steps, then flat, then linear to zero over the last 40 % of the steps."""
+        warm = min(1.0, (self.step + 1) / 50)
+        return warm * min(1.0, (self.recipe.steps - self.step) / (0.4 * self.recipe.steps))
