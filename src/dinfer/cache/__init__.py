@@ -1,0 +1,1 @@
+"""Cache policies: which rows to run. One file each; `plan(seq, window, state) -> StepPlan`."""

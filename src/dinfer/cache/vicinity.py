@@ -1,0 +1,43 @@
+"""dInfer's vicinity refresh (arXiv 2510.08666): the window and its neighbours run, far rows stay as stored."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dinfer.canvas import Canvas
+from dinfer.errors import RequestError
+from dinfer.step import CacheState, Facts, StepPlan, Window
+
+
+@dataclass(frozen=True)
+class Vicinity:
+    """`left` and `right` neighbours run along with the window.
+
+    The whole canvas runs in the first `warmup` steps, when a window opens (with `reopen` false: only the first one)
+    and every `refresh` steps (0 = never). Rows whose token was set after they last ran always run along.
+    """
+
+    left: int = 16
+    right: int = 16
+    warmup: int = 0
+    refresh: int = 0
+    reopen: bool = True
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if min(self.left, self.right, self.warmup, self.refresh) < 0:
+            raise RequestError("vicinity has a negative option; left, right, warmup and refresh must be 0 or more.")
+
+    def allow(self, facts: Facts) -> None:
+        """Any model."""
+
+    def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:
+        """All rows, or the window with its neighbourhood."""
+        reach = canvas.reach(window.stop)
+        # Block-causal models only reach to the end of the block: a new window there has rows that never ran.
+        moved = state.window is not None and (not self.reopen and canvas.block is None)
+        if moved and window != state.window:
+            state.window = window
+        if state.due(window, self.refresh) or state.plans <= self.warmup:
+            return StepPlan(range(reach), reach)
+        start = max(0, min(window.start - self.left, canvas.first_changed()))
+        return StepPlan(range(start, min(window.stop + self.right, reach)), reach)

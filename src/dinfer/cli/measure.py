@@ -1,0 +1,84 @@
+"""eval and train."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dinfer.cli import options as o
+from dinfer.request import SamplingParams
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    app.command("eval", epilog="Example: dinfer eval --task math --split test --num 500")(evaluate)
+    app.command(epilog="Example: dinfer train tiny-sdar --out runs/tiny-sdar")(train)
+
+
+def evaluate(
+    task: Annotated[str, typer.Option(help="math or brief.")] = "math",
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+    num: Annotated[int, typer.Option(min=1, help="Problems.")] = 500,
+    model: o.Model = o.DEFAULT_MODEL,
+    max_tokens: o.MaxTokens = 160,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 32,
+    single: Annotated[int, typer.Option(min=0, help="Also time this many problems one at a time.")] = 20,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    decoder: o.Decoder = None,
+    cache: o.Cache = None,
+    iteration: o.Iteration = None,
+    as_json: o.Json = False,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+) -> None:
+    """Accuracy and cost on held-out problems of a bundled task."""
+    from dinfer.engine.llm import LLM
+    from dinfer.eval.tasks import evaluate as run
+
+    params = SamplingParams(
+        max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
+    )
+    llm = LLM(model, dtype=dtype, device=device, max_sequences=concurrency)
+    with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
+        bar = progress.add_task(f"{task} {split}", total=num)
+        score = run(llm, task, split, num, params, seed, single, lambda done: progress.update(bar, completed=done))
+    found: dict[str, Any] = {"model": model, "concurrency": concurrency, **dataclasses.asdict(score)}
+    for kind in ("iteration", "cache", "decoder"):
+        found[kind] = getattr(params, kind) or getattr(llm.facts, kind)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in found.items():
+        table.add_row(name, f"{value:.2f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+def train(
+    name: Annotated[str, typer.Argument(help="tiny-sdar or tiny-llada.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run; the model is written to OUT/model.")],
+    seed: Annotated[int, typer.Option(help="Of data, noise and first weights.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's.")] = None,
+    start: Annotated[Path | None, typer.Option("--from", help="A run's state.pt to take the first weights from.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile the small pieces (needs a C++ compiler).")] = False,
+    device: o.Device = "auto",
+) -> None:
+    """Trains a bundled model from its seed; started again on the same folder, it goes on where it stopped."""
+    from dinfer.train.run import train_bundled
+
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task(name, total=None)
+
+        def report(step: int, total: int, loss: float, seconds: float) -> None:
+            note = f"{name}  loss {loss:.3f}  {seconds:.1f} s a step"
+            progress.update(bar, completed=step, total=total, description=note)
+
+        folder = train_bundled(name, out, seed, steps, start, threads, compiled, device, report)
+    typer.echo(str(folder))

@@ -1,0 +1,84 @@
+"""list and info."""
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dinfer import registry
+from dinfer.cli import options as o
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    app.command("list", epilog="Example: dinfer list --json")(list_all)
+    app.command(epilog="Example: dinfer info tiny-sdar")(info)
+
+
+def list_all(as_json: o.Json = False) -> None:
+    """What there is: bundled models, families, decoders, caches, iterations."""
+    from dinfer.engine.load import bundled
+
+    found = {"model": bundled(), "family": registry.names("model")}
+    found |= {kind: registry.names(kind) for kind in registry.KINDS}
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(box=None, show_header=False)
+    for kind, known in found.items():
+        table.add_row(kind, ", ".join(known))
+    Console().print(table)
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="Bundled name, folder, or Hugging Face id.")],
+    as_json: o.Json = False,
+    fact: o.Fact = None,
+) -> None:
+    """Family, sizes, facts, recommended strategies and the memory that a request needs."""
+    found = describe(model, o.read_facts(fact))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in found.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts and sizes of a checkpoint from its config files alone; no weights are read."""
+    import torch
+
+    from dinfer.engine.load import DTYPES, family_of, facts_of, locate, read_json
+    from dinfer.engine.pool import page_bytes
+    from dinfer.step import PAGE
+
+    folder = locate(name)
+    config = read_json(folder / "config.json")
+    family = family_of(config)
+    shape = family.shape(config)
+    known = facts_of(family, folder, config, facts)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in family.Model(shape).parameters())
+    pages = -(-known.context // PAGE)
+    memory = {kind: round(parameters * dtype.itemsize / 2**20, 1) for kind, dtype in DTYPES.items()}
+    request = {kind: round(pages * page_bytes(shape, dtype) / 2**20, 2) for kind, dtype in DTYPES.items()}
+    return {
+        "model": name,
+        "family": family.__name__.rpartition(".")[2],
+        "parameters": parameters,
+        **dataclasses.asdict(shape),
+        "mask_id": known.mask_id,
+        "eos_ids": sorted(known.eos_ids),
+        "block_length": known.block_length,
+        "attention": "full" if known.block_length is None else "block-causal",
+        "iteration": known.iteration,
+        "cache": known.cache,
+        "decoder": known.decoder,
+        "weights_mib": memory,
+        "request_mib_at_full_context": request,
+    }

@@ -1,0 +1,146 @@
+"""generate, chat and infill."""
+
+import dataclasses
+import json
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dinfer.cli import options as o
+from dinfer.request import Output, SamplingParams, TextEvent
+
+if TYPE_CHECKING:
+    from dinfer.engine.llm import LLM
+
+EXAMPLE = "Tom has 12 apples. Then he buys 7 more. Later he loses 4 of them. How many apples does Tom have now?"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    app.command(epilog=f'Example: dinfer generate "{EXAMPLE}" --watch')(generate)
+    app.command(epilog="Example: dinfer chat --model tiny-sdar")(chat)
+    app.command(epilog='Example: dinfer infill "Add 7: 12+7=[BLANK:2]." --model tiny-llada')(infill)
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    model: o.Model = o.DEFAULT_MODEL,
+    max_tokens: o.MaxTokens = 128,
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    seed: o.Seed = 0,
+    n: Annotated[int, typer.Option("-n", help="Answers to give.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Fixed text after the answer.")] = None,
+    decoder: o.Decoder = None,
+    cache: o.Cache = None,
+    iteration: o.Iteration = None,
+    watch: o.Watch = False,
+    as_json: o.Json = False,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    fact: o.Fact = None,
+) -> None:
+    """Answers one prompt."""
+    params = SamplingParams(
+        max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()), n,
+        decoder=decoder, cache=cache, iteration=iteration,
+    )  # fmt: skip
+    llm = o.open_model(model, dtype, device, fact)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with _watcher(llm, watch and n == 1, max_tokens) as on_event:
+        outputs = llm.generate(text, params, suffix, on_event)
+    if as_json:
+        found = [as_dict(output) for output in outputs]
+        typer.echo(json.dumps(found[0] if n == 1 else found, ensure_ascii=False))
+        return
+    for output in outputs:
+        typer.echo(output.text)
+        say_cost(output)
+
+
+def chat(
+    model: o.Model = o.DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: o.MaxTokens = 128,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    decoder: o.Decoder = None,
+    cache: o.Cache = None,
+    iteration: o.Iteration = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+) -> None:
+    """A conversation, a line a turn; an empty line or end of input leaves it."""
+    llm = o.open_model(model, dtype, device, None)
+    messages = [{"role": "system", "content": system}] if system else []
+    params = SamplingParams(
+        max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
+    )
+    while line := _ask():
+        messages.append({"role": "user", "content": line})
+        answer = ""
+        for event in llm.stream(llm.prompts.chat(messages), params):
+            if isinstance(event, TextEvent):
+                answer += event.text
+                typer.echo(event.text, nl=False)
+        typer.echo()
+        messages.append({"role": "assistant", "content": answer})
+
+
+def infill(
+    text: Annotated[str, typer.Argument(help="Text with holes, [BLANK:n] for n tokens.")],
+    prompt: Annotated[str, typer.Option(help="What comes before the text.")] = "",
+    model: o.Model = o.DEFAULT_MODEL,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    decoder: o.Decoder = None,
+    cache: o.Cache = None,
+    iteration: o.Iteration = None,
+    as_json: o.Json = False,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+) -> None:
+    """Fills the holes of a text; what is given stays as it is."""
+    params = SamplingParams(temperature=temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration)
+    output = o.open_model(model, dtype, device, None).infill(text, params, prompt)
+    if as_json:
+        typer.echo(json.dumps(as_dict(output), ensure_ascii=False))
+        return
+    typer.echo(output.text)
+    say_cost(output)
+
+
+def as_dict(output: Output) -> dict[str, Any]:
+    """An output for JSON, with the derived figures."""
+    found = dataclasses.asdict(output)
+    found["stats"]["tokens_per_forward"] = output.stats.tokens_per_forward
+    found["usage"]["total_tokens"] = output.usage.total_tokens
+    return found
+
+
+def say_cost(output: Output) -> None:
+    """One dim line about what the answer cost, on standard error."""
+    stats = output.stats
+    line = (
+        f"{output.usage.completion_tokens} tokens, {stats.forward_passes} forwards"
+        f" ({stats.tokens_per_forward:.1f} tokens each), {stats.seconds:.2f} s"
+    )
+    Console(stderr=True).print(line, style="dim", highlight=False)
+
+
+def _watcher(llm: "LLM", wanted: bool, length: int) -> Any:
+    from dinfer.cli.watch import Watcher
+
+    return Watcher(Console(), llm.prompts.tokenizer, length) if wanted else nullcontext()
+
+
+def _ask() -> str:
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return ""

@@ -1,0 +1,1 @@
+"""Decoders: which proposed tokens to commit. One file each; `commit(proposal, masked, states) -> Commit`."""

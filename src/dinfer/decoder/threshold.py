@@ -1,0 +1,37 @@
+"""Fast-dLLM's confidence threshold (arXiv 2505.22618, algorithm 1); SDAR's dynamic decoding is its strict form."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from dinfer.decoder.fixed import quotas
+from dinfer.errors import RequestError
+from dinfer.step import Commit, Proposal, WindowState, ranks
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Commits every token whose confidence reaches `threshold` (`strict`: exceeds it), and the best in any case.
+
+    steps: with more than 0, at least the share of the window that `fixed:steps=...` would commit.
+    """
+
+    threshold: float = 0.9
+    strict: bool = False
+    steps: int = 0
+    needs: ClassVar[frozenset[str]] = frozenset()
+    monotone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            raise RequestError(f"threshold is {self.threshold}; it must lie between 0 and 1.")
+        if self.steps < 0:
+            raise RequestError(f"threshold steps is {self.steps}; it must be 0 or more.")
+
+    def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
+        """`c >= threshold`, or among the best that the schedule asks for."""
+        sure = proposal.confidence > self.threshold if self.strict else proposal.confidence >= self.threshold
+        best = ranks(proposal.confidence, masked) < quotas(states, self.steps, masked.device)
+        return Commit(masked & (sure | best), proposal.tokens)

@@ -1,0 +1,179 @@
+"""The engine: takes requests, runs steps, gives events. One thread calls it; the fronts are in llm.py and serve.py."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dinfer.canvas import Canvas
+from dinfer.engine.answer import Answer
+from dinfer.engine.pool import Pool
+from dinfer.engine.proposals import Committed, commits
+from dinfer.engine.runner import Runner
+from dinfer.engine.scheduler import Scheduler
+from dinfer.engine.sequence import Sequence, Strategy
+from dinfer.errors import RequestError
+from dinfer.nn.transformer import Transformer
+from dinfer.registry import build
+from dinfer.request import CanvasEvent, FinishReason, Output, Request, SamplingParams, TextEvent, Usage
+from dinfer.step import PAGE, Facts
+from dinfer.text.tokenizer import Tokenizer
+
+Event = CanvasEvent | TextEvent
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most sequences at once, most rows in a step, pages of the pool; `poison` fills new pages with NaN (tests)."""
+
+    sequences: int = 64
+    rows: int = 8192
+    pages: int = 256
+    poison: bool = False
+
+
+class Engine:
+    """A loaded model with its pool, scheduler and runner."""
+
+    def __init__(self, model: Transformer, facts: Facts, tokenizer: Tokenizer | None, limits: Limits) -> None:
+        self.model, self.facts, self.tokenizer = model, facts, tokenizer
+        weight = model.embedding.weight
+        self.pool = Pool(model.shape, limits.pages, weight.dtype, weight.device, limits.poison)
+        self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
+        self.runner = Runner(model, self.pool, facts.block_length)
+        self._live: dict[str, tuple[Sequence, Answer]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._live)
+
+    def strategy(self, params: SamplingParams) -> Strategy:
+        """The strategies of a request. Raises UnknownName or RequestError."""
+        strategy = Strategy(
+            build("iteration", params.iteration or self.facts.iteration),
+            build("cache", params.cache or self.facts.cache),
+            build("decoder", params.decoder or self.facts.decoder),
+        )
+        strategy.cache.allow(self.facts)
+        return strategy
+
+    def add(self, request: Request) -> None:
+        """Takes a request. Raises RequestError, and changes nothing, if it can never be served."""
+        if request.id in self._live:
+            raise RequestError(f"A request with the id {request.id!r} is already being served.")
+        self._check(request)
+        sequence = Sequence(request, self._canvas(request), self.strategy(request.params))
+        if sequence.pages_needed > self.pool.pages:
+            raise RequestError(
+                f"The request needs {sequence.pages_needed} pages of {PAGE} positions"
+                f" and the K/V pool has {self.pool.pages}; ask for fewer tokens or give the pool more memory."
+            )
+        self._live[request.id] = (sequence, Answer(self.tokenizer, request.params.stop))
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> list[Event]:
+        """Ends a request at once, frees its pages, and gives its last event; an unknown id gives none."""
+        if request_id not in self._live:
+            return []
+        sequence, answer = self._live[request_id]
+        return [self._finish(sequence, answer, "abort", "")]
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One forward for everyone who is on, and what came of it."""
+        batch = self.scheduler.pick()
+        done = [s for s in self.scheduler.running if s.plan is None]
+        events: list[Event] = []
+        if batch:
+            hidden = self.runner.forward(batch)
+            for sequence, commit in zip(batch, commits(batch, hidden, self.model, self.facts.mask_id), strict=True):
+                events += self._write(sequence, commit)
+        for sequence in done:
+            events += self._settle(sequence)
+        return events
+
+    def _check(self, request: Request) -> None:
+        vocab, context = self.model.shape.vocab, self.facts.context
+        wrong = next((t for t in request.canvas if t is not None and not 0 <= t < vocab), None)
+        if wrong is not None:
+            raise RequestError(f"Token id {wrong} is out of range; this model's ids go from 0 to {vocab - 1}.")
+        if len(request.canvas) > context:
+            raise RequestError(
+                f"The prompt has {sum(t is not None for t in request.canvas)} tokens and"
+                f" {sum(t is None for t in request.canvas)} are to be generated, {len(request.canvas)} in all;"
+                f" the context of this model is {context}."
+            )
+
+    def _canvas(self, request: Request) -> Canvas:
+        """Block-causal models see whole blocks, so their canvas ends with one (as far as the context goes)."""
+        tokens, block = list(request.canvas), self.facts.block_length
+        if block is not None:
+            length = min(-(-len(tokens) // block) * block, max(self.facts.context, len(tokens)))
+            tokens += [None] * (length - len(tokens))
+        return Canvas(tokens, request.answer, len(request.canvas), self.facts.mask_id, block)
+
+    def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
+        canvas, plan, state = sequence.canvas, sequence.plan, sequence.window_state
+        assert plan is not None and state is not None and len(commit.positions), "a step must commit something"
+        canvas.write(commit.positions, commit.tokens)
+        sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
+        state.steps += 1
+        sequence.stats.forward_passes += 1
+        sequence.stats.rows_run += len(plan.rows)
+        sequence.plan = None
+        self._end_early(sequence, commit)
+        places = (commit.positions - canvas.answer).tolist()
+        step = sequence.stats.forward_passes
+        event = CanvasEvent(sequence.request.id, step, places, commit.tokens.tolist(), commit.confidence.tolist())
+        return [event, *self._settle(sequence)]
+
+    def _end_early(self, sequence: Sequence, commit: Committed) -> None:
+        """Nothing after the first end-of-text of the answer needs a decision."""
+        request, canvas = sequence.request, sequence.canvas
+        if not request.stops or request.params.ignore_eos:
+            return
+        ends = [p for p, t in zip(commit.positions, commit.tokens, strict=True) if int(t) in self.facts.eos_ids]
+        if ends:
+            canvas.limit = min(canvas.limit, int(min(ends)) + 1)
+
+    def _settle(self, sequence: Sequence) -> list[Event]:
+        """Gives out what is settled now, and finishes the sequence when that is all."""
+        canvas = sequence.canvas
+        _, answer = self._live[sequence.request.id]
+        first = canvas.first_masked()
+        end = canvas.limit if first is None else max(first, sequence.settled)
+        if first is not None and not sequence.strategy.decoder.monotone:
+            assert sequence.window is not None
+            end = max(sequence.settled, min(end, sequence.window.start))
+        new = canvas.tokens[sequence.settled : end].tolist()
+        sequence.settled = end
+        stopped = self._stopped(sequence, new)
+        text = answer.feed(new[:-1] if stopped else new, last=first is None)
+        if answer.stopped or first is None:
+            reason: FinishReason = "stop" if stopped or answer.stopped else "length"
+            return [self._finish(sequence, answer, reason, text)]
+        return [TextEvent(sequence.request.id, text)] if text else []
+
+    def _stopped(self, sequence: Sequence, new: list[int]) -> bool:
+        request = sequence.request
+        honours = request.stops and not request.params.ignore_eos
+        return honours and bool(new) and new[-1] in self.facts.eos_ids and sequence.settled == sequence.canvas.limit
+
+    def _finish(self, sequence: Sequence, answer: Answer, reason: FinishReason, text: str) -> TextEvent:
+        request, canvas, stats = sequence.request, sequence.canvas, sequence.stats
+        self.scheduler.remove(sequence)
+        del self._live[request.id]
+        sequence.finished = reason
+        now = time.perf_counter()
+        stats.seconds = now - sequence.admitted if sequence.admitted else 0.0
+        stats.queued_seconds = (sequence.admitted or now) - sequence.arrived
+        stats.tokens = max(0, sequence.settled - canvas.answer)
+        ids = canvas.tokens[canvas.answer : sequence.settled].tolist()
+        if self._stopped(sequence, ids):
+            ids = ids[:-1]
+        probs = sequence.logprobs[canvas.answer : canvas.answer + len(ids)].tolist()
+        usage = Usage(canvas.answer, len(ids))
+        logprobs = probs if request.params.logprobs else None
+        return TextEvent(request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, logprobs))

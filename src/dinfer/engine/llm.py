@@ -1,0 +1,173 @@
+"""`LLM`: the engine for offline use, in the caller's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dinfer.engine.engine import Engine, Event, Limits
+from dinfer.engine.load import Loaded, load
+from dinfer.engine.pool import page_bytes
+from dinfer.engine.prompts import Holes, Prompt, Prompts
+from dinfer.errors import RequestError
+from dinfer.kernel.attention import Span, attention
+from dinfer.request import Output, Request, SamplingParams, TextEvent
+from dinfer.step import PAGE
+
+SHARE = 0.25
+"""Part of the free memory that the K/V pool takes at most, unless told otherwise."""
+
+
+def fit_limits(loaded: Loaded, sequences: int, rows: int, kv_memory: float | None, poison: bool = False) -> Limits:
+    """Pages for `sequences` full contexts, or as many as `kv_memory` GiB (default: a quarter of what is free) hold."""
+    weight = loaded.model.embedding.weight
+    size = page_bytes(loaded.model.shape, weight.dtype)
+    context = -(-loaded.facts.context // PAGE)
+    budget = kv_memory * 2**30 if kv_memory is not None else SHARE * free_memory(weight.device)
+    pages = min(sequences * context, int(budget // size))
+    if pages < 1:
+        raise RequestError(f"The K/V pool of {budget / 2**30:.3f} GiB holds no page; one needs {size / 2**20:.2f} MiB.")
+    return Limits(sequences=sequences, rows=rows, pages=pages, poison=poison)
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes of the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import os
+
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class LLM:
+    """A diffusion language model that answers prompts.
+
+    model: bundled name, folder, or hub id. dtype: auto, bfloat16, float16, float32. device: auto, cpu, cuda.
+    facts: overrides of what the files say (mask_id, eos_ids, block_length, context, iteration, cache, decoder).
+    kv_memory: GiB for the K/V pool. Raises DinferError with one clear sentence for anything wrong.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        dtype: str = "auto",
+        device: str = "auto",
+        facts: dict[str, Any] | None = None,
+        kv_memory: float | None = None,
+        max_sequences: int = 64,
+        max_rows: int = 8192,
+    ) -> None:
+        self.loaded = load(model, dtype, device, facts)
+        self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
+        limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
+        self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits)
+        self.prompts = Prompts(self.loaded)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        suffix: Prompt | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> list[Output]:
+        """Answers to one prompt or many (text or token ids), in order; `params.n` outputs for each.
+
+        suffix: fixed text after the answer, which then has exactly max_tokens tokens. on_event sees every event.
+        """
+        many = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[list-item]
+        each = self._params(params, len(many))
+        requests = [self.prompts.complete(p, s, suffix) for p, s in zip(many, each, strict=True)]
+        return self._run([request for group in requests for request in group], on_event)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        params: SamplingParams | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        **variables: Any,
+    ) -> list[Output]:
+        """Answers to a conversation, `params.n` of them; `variables` go to the model's chat template."""
+        return self.generate([self.prompts.chat(messages, **variables)], params, on_event=on_event)
+
+    def infill(
+        self,
+        text: str,
+        params: SamplingParams | None = None,
+        prompt: Prompt = "",
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Output:
+        """Fills the `[BLANK:n]` holes of a text (n tokens each); `text` of the output is the whole, `holes` what was
+        put in. prompt: what comes before the text, as in generate."""
+        holes = self.prompts.holes(text)
+        request = self.prompts.infill(holes, params or SamplingParams(), prompt)
+        (output,) = self._run([request], on_event)
+        return self._filled(output, holes, request)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """Events of one request as they come: CanvasEvent (provisional) and TextEvent (settled, the last has `output`)."""
+        (request,) = self.prompts.complete(prompt, replace(params or SamplingParams(), n=1))
+        self.engine.add(request)
+        try:
+            while self.engine.busy:
+                yield from (event for event in self.engine.step() if event.id == request.id)
+        finally:
+            self.engine.abort(request.id)
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Raw logits [T, V] of one uncached pass over `token_ids` with the family's attention."""
+        model, block = self.loaded.model, self.facts.block_length
+        ids = torch.tensor(list(token_ids), dtype=torch.int64, device=model.embedding.weight.device)
+        length = len(ids)
+        edges = [*range(0, length, block or max(1, length)), length]
+        spans = [Span(low, high, slice(0, high)) for low, high in zip(edges, edges[1:], strict=False)]
+        with torch.inference_mode():
+            rows = model(
+                model.embed(ids),
+                torch.arange(length, device=ids.device),
+                lambda layer, q, k, v: attention(q, k, v, spans),
+            )
+            out: Tensor = model.head(rows)
+        return out
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        if len(params) != count:
+            raise RequestError(f"{len(params)} SamplingParams were given for {count} prompts; give one, or one each.")
+        return list(params)
+
+    def _run(self, requests: list[Request], on_event: Callable[[Event], None] | None) -> list[Output]:
+        """Serves requests to their end. A request that is refused takes the others of the call back out."""
+        outputs: dict[str, Output] = {}
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while len(outputs) < len(requests):
+                for event in self.engine.step():
+                    if on_event is not None:
+                        on_event(event)
+                    if isinstance(event, TextEvent) and event.output is not None:
+                        outputs[event.id] = event.output
+        finally:
+            for request in requests:
+                self.engine.abort(request.id)
+        return [outputs[request.id] for request in requests]
+
+    def _filled(self, output: Output, holes: Holes, request: Request) -> Output:
+        tokenizer, ids = self.prompts.tokenizer, iter(output.token_ids)
+        blanks = [token is None for token in request.canvas[request.answer :]]
+        chosen = [t for t, blank in zip(ids, blanks, strict=True) if blank]
+        texts, start = [], 0
+        for size in holes.sizes:
+            texts.append(tokenizer.decode(chosen[start : start + size]))
+            start += size
+        whole = holes.pieces[0] + "".join(t + p for t, p in zip(texts, holes.pieces[1:], strict=True))
+        return replace(output, text=whole, holes=texts)
+
+
+def _is_ids(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)

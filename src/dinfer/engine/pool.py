@@ -1,0 +1,66 @@
+"""The paged K/V pool: one arena, reference-counted pages."""
+
+import torch
+from torch import Tensor
+
+from dinfer.nn.transformer import Shape
+from dinfer.step import PAGE
+
+
+class Pool:
+    """Keys and values of all sequences, [layers, 2, pages * PAGE, kv_heads, head_size].
+
+    `poison` fills pages with NaN when they are handed out, so that reading a row that never ran shows at once.
+    """
+
+    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype, device: torch.device, poison: bool = False) -> None:
+        self.pages, self.poison = pages, poison
+        size = (shape.layers, 2, pages * PAGE, shape.kv_heads, shape.head_size)
+        self.arena = torch.empty(size, dtype=dtype, device=device)
+        self._users = [0] * pages
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return self._users.count(0)
+
+    def keys(self, layer: int) -> Tensor:
+        """Keys of a layer, [slots, kv_heads, head_size]."""
+        return self.arena[layer, 0]
+
+    def values(self, layer: int) -> Tensor:
+        """Values of a layer, [slots, kv_heads, head_size]."""
+        return self.arena[layer, 1]
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` pages, a contiguous run where there is one; None when there are not enough."""
+        free = [page for page, users in enumerate(self._users) if users == 0]
+        if len(free) < count:
+            return None
+        chosen = next((free[i : i + count] for i in range(len(free) - count + 1) if _is_run(free, i, count)), free[:count])
+        for page in chosen:
+            self._users[page] = 1
+            if self.poison:
+                self.arena[:, :, page * PAGE : (page + 1) * PAGE] = torch.nan
+        return chosen
+
+    def share(self, pages: list[int]) -> None:
+        """One more user of each page."""
+        for page in pages:
+            assert self._users[page] > 0
+            self._users[page] += 1
+
+    def give_back(self, pages: list[int]) -> None:
+        """One user less of each page; a page without users is free."""
+        for page in pages:
+            assert self._users[page] > 0
+            self._users[page] -= 1
+
+
+def _is_run(free: list[int], start: int, count: int) -> bool:
+    return count == 0 or free[start + count - 1] - free[start] == count - 1
+
+
+def page_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers."""
+    return shape.layers * 2 * PAGE * shape.kv_heads * shape.head_size * dtype.itemsize

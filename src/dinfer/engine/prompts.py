@@ -1,0 +1,96 @@
+"""From what a caller gives (text, ids, messages, text with holes) to requests."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dinfer.engine.load import Loaded
+from dinfer.errors import RequestError
+from dinfer.request import Request, SamplingParams
+from dinfer.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+_BLANK = re.compile(r"\[BLANK(?::(\d+))?\]")
+
+
+@dataclass(frozen=True)
+class Holes:
+    """A text with holes: its fixed pieces, and the number of tokens of the hole after each but the last."""
+
+    pieces: list[str]
+    sizes: list[int]
+
+
+class Prompts:
+    """Makes the requests of one loaded model; every request gets an id of its own."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises RequestError where it has none."""
+        if self._loaded.tokenizer is None:
+            raise RequestError(f"The model {self._loaded.name!r} brings no tokenizer; give token ids instead of text.")
+        return self._loaded.tokenizer
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Text that looks like a special token stays text."""
+        if isinstance(prompt, str):
+            if self._loaded.facts.chat_only:
+                return self.chat([{"role": "user", "content": prompt}])
+            return self.tokenizer.encode(prompt)
+        if any(isinstance(t, bool) or not isinstance(t, int) for t in prompt):
+            raise RequestError("A prompt must be a string or a list of whole numbers (token ids).")
+        return list(prompt)
+
+    def chat(self, messages: Any, **variables: Any) -> list[int]:
+        """Token ids of a conversation, rendered with the model's own template, ready for the answer."""
+        if self._loaded.template is None:
+            raise RequestError(f"The model {self._loaded.name!r} brings no chat template; use generate.")
+        return self._loaded.template.encode(self.tokenizer, messages, **variables)
+
+    def complete(self, prompt: Prompt, params: SamplingParams, suffix: Prompt | None = None) -> list[Request]:
+        """`params.n` requests: the prompt, max_tokens blanks, and fixed text after them if there is a suffix."""
+        head, tail = self.ids(prompt), self._fixed(suffix) if suffix is not None else []
+        canvas = (*head, *[None] * params.max_tokens, *tail)
+        forbidden = frozenset() if suffix is None else self._special()
+        return [self._request(canvas, len(head), params, i, suffix is None, forbidden) for i in range(params.n)]
+
+    def holes(self, text: str) -> Holes:
+        """Splits a text at its `[BLANK:n]` marks (n tokens each)."""
+        sizes = [int(m.group(1) or 0) for m in _BLANK.finditer(text)]
+        if not sizes or min(sizes) < 1:
+            raise RequestError("The text for infilling needs at least one hole [BLANK:n] with n of 1 or more tokens.")
+        return Holes(re.sub(_BLANK, "\0", text).split("\0"), sizes)
+
+    def infill(self, holes: Holes, params: SamplingParams, prompt: Prompt = ()) -> Request:
+        """One request whose fixed pieces stay exactly as they are; special tokens cannot be chosen."""
+        head = self.ids(prompt) if prompt else []
+        canvas: list[int | None] = [*head, *self.tokenizer.encode(holes.pieces[0])]
+        for size, piece in zip(holes.sizes, holes.pieces[1:], strict=True):
+            canvas += [None] * size + self.tokenizer.encode(piece)  # type: ignore[operator]
+        return self._request(tuple(canvas), len(head), params, 0, False, self._special())
+
+    def _fixed(self, text: Prompt) -> list[int]:
+        return self.tokenizer.encode(text) if isinstance(text, str) else self.ids(text)
+
+    def _special(self) -> frozenset[int]:
+        known = self._loaded.tokenizer.special_ids if self._loaded.tokenizer else frozenset()
+        return frozenset(known) | self._loaded.facts.eos_ids
+
+    def _request(
+        self,
+        canvas: tuple[int | None, ...],
+        answer: int,
+        params: SamplingParams,
+        number: int,
+        stops: bool,
+        forbidden: frozenset[int],
+    ) -> Request:
+        # Answers of one prompt need seeds of their own; the first keeps the caller's.
+        seed = (params.seed + number * 0x9E3779B97F4A7C15) % 2**63
+        return Request(f"r{next(self._ids)}", canvas, answer, params, stops, seed, forbidden)

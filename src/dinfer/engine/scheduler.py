@@ -1,0 +1,58 @@
+"""Who runs in the next step. Knows pages and rows; knows no phases."""
+
+from collections import deque
+
+from dinfer.engine.pool import Pool
+from dinfer.engine.sequence import Sequence
+
+
+class Scheduler:
+    """First come, first admitted, as long as pages and places last; whoever is done leaves at once.
+
+    max_sequences: most sequences running. max_rows: most rows in a step; where the running ones want more, they take
+    turns (the longest waiting first, and the first always runs), so nobody starves.
+    """
+
+    def __init__(self, pool: Pool, max_sequences: int, max_rows: int) -> None:
+        self.pool, self.max_sequences, self.max_rows = pool, max_sequences, max_rows
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence."""
+        self.waiting.append(sequence)
+
+    def pick(self) -> list[Sequence]:
+        """Admits what fits, then chooses the sequences of this step; each has its plan. Those with no work are left in
+        `running` without one, for the engine to finish."""
+        while self.waiting and len(self.running) < self.max_sequences:
+            pages = self.pool.take(self.waiting[0].pages_needed)
+            if pages is None:
+                break
+            sequence = self.waiting.popleft()
+            sequence.place(pages)
+            self.running.append(sequence)
+        batch: list[Sequence] = []
+        rows = 0
+        for sequence in self.running:
+            if not sequence.advance():
+                continue
+            assert sequence.plan is not None
+            rows += len(sequence.plan.rows)
+            if batch and rows > self.max_rows:
+                rows -= len(sequence.plan.rows)
+                continue
+            batch.append(sequence)
+        if len(batch) < len(self.running):
+            chosen = set(map(id, batch))
+            self.running.sort(key=lambda s: id(s) in chosen)
+        return batch
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out, wherever it is, and frees its pages."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.pool.give_back(sequence.pages)
+            sequence.pages = []
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)

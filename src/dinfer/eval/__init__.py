@@ -1,0 +1,1 @@
+"""Measuring answers: accuracy, facts, BLEU, and what they cost."""

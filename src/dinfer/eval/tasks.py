@@ -1,0 +1,98 @@
+"""Scores of the two bundled tasks on held-out problems, and the cost of getting them."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dinfer.engine.llm import LLM
+from dinfer.request import Output, SamplingParams, TextEvent
+from dinfer.train.brief import Brief, facts_right
+from dinfer.train.corpus import draws, prompt_of
+from dinfer.train.problems import Problem, final_number
+
+
+@dataclass(frozen=True)
+class Score:
+    """One evaluation. accuracy (math), facts (brief): percent; bleu: sacrebleu's, 0 to 100, None without the package.
+
+    seconds: wall time of all problems with `concurrency` at once; single_tokens_per_second: of the first `single_num`
+    problems one at a time, in the same run.
+    """
+
+    task: str
+    split: str
+    num: int
+    accuracy: float
+    facts: float | None
+    bleu: float | None
+    forward_passes: float
+    tokens_per_forward: float
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    single_num: int = 0
+    single_tokens_per_second: float | None = None
+
+
+def evaluate(
+    llm: LLM,
+    task: str,
+    split: str,
+    num: int,
+    params: SamplingParams,
+    seed: int = 0,
+    single_num: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Score:
+    """Runs `num` problems of a split together (the engine admits as many as it has places for) and scores them."""
+    examples = list(itertools.islice(draws(task, split, seed), num))
+    chats = [llm.prompts.chat([{"role": "user", "content": prompt_of(e)}]) for e in examples]
+    single = _one_at_a_time(llm, chats[:single_num], params) if single_num else None
+    finished = itertools.count(1)
+    began = time.perf_counter()
+    outputs = llm.generate(
+        chats, params, on_event=lambda e: progress(next(finished)) if isinstance(e, TextEvent) and e.output else None
+    )
+    seconds = time.perf_counter() - began
+    texts = [output.text for output in outputs]
+    tokens = sum(output.stats.tokens for output in outputs)
+    right = [_right(example, text) for example, text in zip(examples, texts, strict=True)]
+    facts = [facts_right(e, text) for e, text in zip(examples, texts, strict=True) if isinstance(e, Brief)]
+    return Score(
+        task=task,
+        split=split,
+        num=num,
+        accuracy=100 * statistics.fmean(right),
+        facts=100 * statistics.fmean(facts) if facts else None,
+        bleu=_bleu(texts, [e.answer for e in examples]),
+        forward_passes=statistics.fmean(output.stats.forward_passes for output in outputs),
+        tokens_per_forward=tokens / sum(output.stats.forward_passes for output in outputs),
+        tokens=tokens,
+        seconds=seconds,
+        tokens_per_second=tokens / seconds,
+        single_num=min(single_num, num),
+        single_tokens_per_second=single,
+    )
+
+
+def _right(example: Problem | Brief, text: str) -> bool:
+    """math: the exact final number; brief: every fact right."""
+    if isinstance(example, Problem):
+        return final_number(text) == example.result
+    return facts_right(example, text) == 1.0
+
+
+def _one_at_a_time(llm: LLM, chats: list[list[int]], params: SamplingParams) -> float:
+    began = time.perf_counter()
+    outputs: list[Output] = [llm.generate(chat, params)[0] for chat in chats]
+    return sum(output.stats.tokens for output in outputs) / (time.perf_counter() - began)
+
+
+def _bleu(texts: list[str], references: list[str]) -> float | None:
+    try:
+        from sacrebleu import corpus_bleu
+    except ImportError:
+        return None
+    return float(corpus_bleu(texts, [references]).score)

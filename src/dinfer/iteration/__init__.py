@@ -1,0 +1,1 @@
+"""Iterations: which window to denoise next. One file each; `Iteration.window(seq) -> Window | None`."""

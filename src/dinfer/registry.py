@@ -1,0 +1,111 @@
+"""Strategies by name: the folder is the registry, and a spec string names one with its options.
+
+A spec is `name` or `name:option=value:...`, for example `vicinity:left=16:right=16`. A strategy is a frozen dataclass;
+its fields are its options. Listing names imports nothing. Third parties add theirs with `register` or with an entry
+point in the group `dinfer.<kind>`.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import importlib.metadata
+import pkgutil
+import typing
+from typing import Any
+
+import dinfer
+from dinfer.errors import UnknownName
+
+KINDS = ("decoder", "cache", "iteration")
+_registered: dict[str, dict[str, type[Any]]] = {kind: {} for kind in KINDS}
+
+
+def register(kind: str, name: str) -> typing.Callable[[type[Any]], type[Any]]:
+    """Decorator: makes a strategy class of a third party known as `name`."""
+
+    def add(cls: type[Any]) -> type[Any]:
+        _registered[kind][name] = cls
+        return cls
+
+    return add
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind (decoder, cache, iteration, or model), sorted; imports none of them."""
+    folders = [f"{path}/{kind}" for path in dinfer.__path__]
+    found = {module.name for module in pkgutil.iter_modules(folders)}
+    plugged = {point.name for point in importlib.metadata.entry_points(group=f"dinfer.{kind}")}
+    return sorted(found | plugged | set(_registered.get(kind, {})))
+
+
+def near(given: str, allowed: list[str]) -> str:
+    """`Did you mean ...?` with the closest of `allowed`, or nothing, and the list."""
+    match = difflib.get_close_matches(given, allowed, n=1)
+    guess = f" Did you mean {match[0]!r}?" if match else ""
+    return f"{guess} Allowed: {', '.join(allowed) or 'none'}."
+
+
+def find(kind: str, name: str) -> type[Any]:
+    """The strategy class called `name`: the one dataclass that the file `dinfer/<kind>/<name>.py` defines."""
+    if name not in names(kind):
+        raise UnknownName(f"Unknown {kind} {name!r}.{near(name, names(kind))}")
+    if name in _registered[kind]:
+        return _registered[kind][name]
+    for point in importlib.metadata.entry_points(group=f"dinfer.{kind}"):
+        if point.name == name:
+            plugged: type[Any] = point.load()
+            return plugged
+    module = importlib.import_module(f"dinfer.{kind}.{name}")
+    own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    (found,) = [c for c in own if dataclasses.is_dataclass(c)]
+    return found
+
+
+def build(kind: str, spec: str) -> Any:
+    """The strategy that a spec string describes. Raises UnknownName for a wrong name, option or value."""
+    name, *options = spec.split(":")
+    cls = find(kind, name.strip())
+    fields = {field.name: field.type for field in dataclasses.fields(cls) if field.init}
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for option in options:
+        key, sign, text = option.partition("=")
+        key = key.strip()
+        if not sign:
+            raise UnknownName(f"In {spec!r}, {option!r} is no option; write option=value, for example {_example(cls)}.")
+        if key not in fields:
+            raise UnknownName(f"Unknown option {key!r} of {kind} {name!r}.{near(key, list(fields))}")
+        values[key] = _value(f"{kind} {name!r}", key, text.strip(), hints[key])
+    return cls(**values)
+
+
+def spec_of(name: str, strategy: Any) -> str:
+    """The spec string of a strategy, options at their defaults left out."""
+    parts = [name]
+    for field in dataclasses.fields(strategy):
+        value = getattr(strategy, field.name)
+        if value != field.default:
+            parts.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
+    return ":".join(parts)
+
+
+def _example(cls: type[Any]) -> str:
+    return ":".join(f"{field.name}={field.default}" for field in dataclasses.fields(cls)) or "no options at all"
+
+
+def _value(owner: str, key: str, text: str, hint: Any) -> Any:
+    kinds = typing.get_args(hint) or (hint,)
+    for kind in kinds:
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind is type(None) and text.lower() == "none":
+            return None
+        if kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        if kind is str:
+            return text
+    wanted = " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)
+    raise UnknownName(f"Option {key!r} of {owner} is {text!r}; a value of type {wanted} is needed.")

@@ -1,0 +1,330 @@
+"""Text to token ids and back, and the text of an answer that settles piece by piece.
+
+Two tokenizers are built from one file: the full one, and a plain one without the added tokens, so
+that text which only looks like a control token ("<|mask|>") can be encoded as the text it is.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from dinfer.errors import CheckpointError, RequestError
+
+# Qwen2's published pre-tokenizer pattern; Dream's slow tokenizer has the same one.
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BROKEN = "\ufffd"
+_LONGEST_WINDOW = 32
+
+Json = dict[str, Any]
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint. It never adds a beginning or end token by itself."""
+
+    def __init__(
+        self, full: tokenizers.Tokenizer, plain: tokenizers.Tokenizer, byte_fallback: bool = False
+    ) -> None:
+        """`plain` is `full` without its added tokens; `load` makes both."""
+        self._full, self._plain = full, plain
+        added = full.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        """Ids that `decode` leaves out: the added tokens that are marked special."""
+        self.vocab_size: int = full.get_vocab_size(with_added_tokens=True)
+        """Number of tokens, added ones included."""
+        self.byte_fallback = byte_fallback
+        """Whether the decoder joins pieces like "<0xE4>" to characters."""
+        self._added_ids = frozenset(added)
+        words = [token.content for token in added.values()]
+        self._words = tuple(words)
+        self._heads = tuple({word[:end] for word in words for end in range(1, len(word))})
+        self._tails = tuple({word[start:] for word in words for start in range(1, len(word))})
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Reads `tokenizer.json`, or else `vocab.json` + `merges.txt`, from a checkpoint's folder.
+
+        Raises CheckpointError where neither is there or a file is damaged.
+        """
+        source = _source(folder)
+        try:
+            document = _document(source)
+            added = _added_tokens(folder, document)
+            full = _build(document, document["model"], added)
+            plain = _build(document, _without(document["model"], added), [])
+        except CheckpointError:
+            raise
+        except Exception as error:  # the tokenizers library raises plain Exception for bad content
+            raise CheckpointError(
+                f"{source} is not a usable tokenizer ({type(error).__name__}: {error})."
+            ) from error
+        for token in added:
+            found = full.token_to_id(token["content"])
+            if found != token["id"]:
+                raise CheckpointError(
+                    f"{source} gives the added token {token['content']!r} the id {token['id']}, "
+                    f"but its place in the vocabulary is {found}."
+                )
+        return cls(full, plain, "ByteFallback" in json.dumps(document.get("decoder")))
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Ids of a text. Only with `special` does the text of an added token become that token.
+
+        Raises RequestError where the text is not valid Unicode (half a surrogate pair).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"The text holds half a surrogate pair at character {error.start}; "
+                "only valid Unicode can be encoded."
+            ) from error
+        chosen = self._full if special else self._plain
+        ids: list[int] = chosen.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of ids; special tokens are left out unless told otherwise, unknown ids always."""
+        return self._full.decode(list(ids), skip_special_tokens=skip_special)
+
+    def id_of(self, token: str) -> int | None:
+        """Id of a token by its name in the vocabulary, None where there is no such token."""
+        return self._full.token_to_id(token)
+
+    def token_of(self, id: int) -> str | None:
+        """Name of a token in the vocabulary, None where the id is not in use."""
+        return self._full.id_to_token(id) if 0 <= id < 1 << 32 else None
+
+    def touches_added(self, text: str) -> bool:
+        """Whether the text holds an added token, or a part of one at an edge.
+
+        Such a part could be completed by the text that it is put next to.
+        """
+        if text.startswith(self._tails) or text.endswith(self._heads):
+            return True
+        if any(word in text for word in self._words):
+            return True
+        # Some added tokens are matched in the normalised text, which only the library knows.
+        return not self._added_ids.isdisjoint(self.encode(text, special=True))
+
+
+class Detokenizer:
+    """The text of a growing answer, given out as soon as no further token can change it.
+
+    The pieces joined are `tokenizer.decode(all ids)`. Only a window of the last ids is decoded: a
+    few ids whose text is given already, since a decoder may treat the first token otherwise
+    (strip its space), and the ids after them. The same method is known from TGI and vLLM.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Starts with no ids."""
+        self._tokenizer = tokenizer
+        self._reset()
+
+    def _reset(self) -> None:
+        self._window: list[int] = []
+        self._clean = 0  # ids at the start of the window that end with a whole character
+        self._given = 0  # characters of the window's text that were given out
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Takes further ids; gives the text that became settled, never half a character."""
+        self._window += [i for i in ids if self._shown(i)]
+        end = len(self._window) - self._open_bytes()
+        text = self._tokenizer.decode(self._window[:end])
+        # An unfinished character at the end is one U+FFFD, whatever number of its bytes is there.
+        settled = text.removesuffix(_BROKEN)
+        piece = settled[self._given :]
+        self._given = max(self._given, len(settled))
+        if settled == text:
+            self._move(end)
+        elif end > _LONGEST_WINDOW:
+            self._cut(end, text)
+        return piece
+
+    def finish(self) -> str:
+        """Gives the rest, be it half a character, and starts anew."""
+        rest = self._tokenizer.decode(self._window)[self._given :]
+        self._reset()
+        return rest
+
+    def _shown(self, id: int) -> bool:
+        known = self._tokenizer.token_of(id) is not None
+        return known and id not in self._tokenizer.special_ids
+
+    def _open_bytes(self) -> int:
+        """Length of the run of byte pieces at the end: one bad byte later spoils the whole run."""
+        count = 0
+        if self._tokenizer.byte_fallback:
+            for id in reversed(self._window):
+                if not _BYTE_PIECE.fullmatch(self._tokenizer.token_of(id) or ""):
+                    break
+                count += 1
+        return count
+
+    def _move(self, end: int) -> None:
+        """Lets the window begin at the last clean place; `end` is the new one."""
+        context = self._tokenizer.decode(self._window[self._clean : end])
+        if context:  # without any text before it, the next token would be decoded as a first one
+            self._window = self._window[self._clean :]
+            self._clean, self._given = end - self._clean, len(context)
+
+    def _cut(self, end: int, text: str) -> None:
+        """Shortens a window that never became clean (endless broken bytes, real U+FFFD).
+
+        A cut inside a character would show: its bytes decode otherwise when apart. Eight ids are
+        more bytes than a character has, so that what holds now holds for all further ids.
+        """
+        for place in range(end - 8, end - 16, -1):
+            head = self._tokenizer.decode(self._window[:place])
+            tail = self._tokenizer.decode(self._window[place:end])
+            if tail and head + tail == text:
+                self._window = self._window[place:]
+                self._clean, self._given = 0, self._given - len(head)
+                return
+
+
+def read_json(path: Path) -> Json:
+    """The object in a JSON file, empty where there is no such file.
+
+    Raises CheckpointError where the file holds anything else.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(found).__name__}.")
+    return found
+
+
+def special_tokens(folder: Path) -> dict[str, str | list[str]]:
+    """The named special tokens of a folder, such as `eos_token`, as Hugging Face's files give them.
+
+    `additional_special_tokens` is a list; names without a value are left out.
+    """
+    merged = read_json(folder / "special_tokens_map.json")
+    merged |= read_json(folder / "tokenizer_config.json")
+    named = {f"{role}_token": _content(merged.get(f"{role}_token")) for role in _ROLES}
+    found: dict[str, str | list[str]] = {name: text for name, text in named.items() if text}
+    if isinstance(more := merged.get("additional_special_tokens"), list):
+        found["additional_special_tokens"] = [text for text in map(_content, more) if text]
+    return found
+
+
+def _content(value: Any) -> str | None:
+    """The text of a token that is written as a string or as an object with "content"."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _source(folder: Path) -> Path:
+    """The file that a folder's tokenizer is read from."""
+    if (folder / "tokenizer.json").is_file():
+        return folder / "tokenizer.json"
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return folder / "vocab.json"
+    raise CheckpointError(
+        f"{folder} has no tokenizer: neither tokenizer.json nor vocab.json with merges.txt."
+    )
+
+
+def _document(source: Path) -> Json:
+    """What a tokenizer.json holds, or would hold for a vocabulary with merges."""
+    found = read_json(source)
+    if source.name == "tokenizer.json":
+        if not isinstance(found.get("model"), dict):
+            raise CheckpointError(f"{source} is not a tokenizer: it has no model.")
+        return found | {"truncation": None, "padding": None}
+    lines = source.with_name("merges.txt").read_text("utf-8").split("\n")
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    document = _byte_level(read_json(source.with_name("tokenizer_config.json")))
+    document["model"] |= {"vocab": found, "merges": merges}
+    return document
+
+
+def _byte_level(config: Json) -> Json:
+    """A byte-level BPE without a vocabulary: GPT-2's where the config names it, else Qwen2's."""
+    frame = tokenizers.Tokenizer(models.BPE())
+    frame.decoder = decoders.ByteLevel()
+    space = bool(config.get("add_prefix_space", False))
+    if str(config.get("tokenizer_class", "")).startswith("GPT2"):
+        frame.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    else:
+        words = pre_tokenizers.Split(tokenizers.Regex(_QWEN2_WORDS), "isolated")
+        letters = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
+        frame.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+        frame.normalizer = normalizers.NFC()
+    document: Json = json.loads(frame.to_str())
+    return document
+
+
+def _added_tokens(folder: Path, document: Json) -> list[Json]:
+    """All added tokens in the order of their ids, from every file that may name some.
+
+    The flags of tokenizer_config.json win over those of tokenizer.json, as in transformers.
+    """
+    found = {token["content"]: _FLAGS | token for token in document.get("added_tokens") or []}
+    config = read_json(folder / "tokenizer_config.json")
+    for id, token in (config.get("added_tokens_decoder") or {}).items():
+        old = found.get(token["content"], _FLAGS | {"id": int(id), "special": False})
+        found[token["content"]] = old | {k: token[k] for k in (*_FLAGS, "special") if k in token}
+    if not (folder / "tokenizer.json").is_file():
+        for text, id in read_json(folder / "added_tokens.json").items():
+            found.setdefault(text, _FLAGS | {"id": id, "content": text, "special": False})
+    vocab = _vocabulary(document["model"])
+    for value in special_tokens(folder).values():
+        for text in [value] if isinstance(value, str) else value:
+            if text in vocab:
+                found.setdefault(text, _FLAGS | {"id": vocab[text]})
+            if text in found:
+                found[text]["special"] = True
+    return sorted(
+        (token | {"content": text} for text, token in found.items()), key=lambda token: token["id"]
+    )
+
+
+def _vocabulary(model: Json) -> dict[str, int]:
+    """Token names and ids of a model; a unigram model has a list of (name, score)."""
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        return vocab
+    return {piece: id for id, (piece, _) in enumerate(vocab)}
+
+
+def _without(model: Json, added: list[Json]) -> Json:
+    """The model so that it cannot produce a special token which stands in its own vocabulary.
+
+    One character alone is kept: it may be a letter of the alphabet; so is the unknown token.
+    """
+    vocab = model["vocab"]
+    gone = {token["content"] for token in added if token["special"] and len(token["content"]) > 1}
+    gone &= _vocabulary(model).keys() - {model.get("unk_token")}
+    if not gone:
+        return model
+    if not isinstance(vocab, dict):  # a unigram id is a place in the list, so it stays occupied
+        unknown = model.get("unk_id")
+        names = [piece if i == unknown else f"\0{i}" for i, (piece, _) in enumerate(vocab)]
+        kept = [[n if p in gone else p, s] for n, (p, s) in zip(names, vocab, strict=True)]
+        return model | {"vocab": kept}
+    changed = model | {"vocab": {name: id for name, id in vocab.items() if name not in gone}}
+    if "merges" in model:
+        pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+        changed["merges"] = [m for m in pairs if gone.isdisjoint((*m, "".join(m)))]
+    return changed
+
+
+def _build(document: Json, model: Json, added: list[Json]) -> tokenizers.Tokenizer:
+    text = json.dumps(document | {"model": model, "added_tokens": added})
+    return tokenizers.Tokenizer.from_str(text)

@@ -1,0 +1,40 @@
+"""Writes a trained model as a checkpoint folder in the Hugging Face form of its family."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import tokenizers
+import torch
+from safetensors.torch import save_file
+
+from dinfer.nn.transformer import Transformer
+from dinfer.train.corpus import END, EOS, MASK, START, TEMPLATE
+from dinfer.train.recipe import Recipe
+
+
+def export(
+    folder: Path, family: ModuleType, recipe: Recipe, model: Transformer, tokenizer: tokenizers.Tokenizer, card: str
+) -> None:
+    """Weights in bfloat16 under their official names, configs, tokenizer, chat template and the card."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = dict(model.named_parameters())
+    tensors = {}
+    for name, slot in family.slots(model.shape).items():
+        tensor = parameters[slot.parameter].detach()
+        part = tensor if slot.rows is None else tensor[slot.rows[0] : slot.rows[1]]
+        tensors[name] = part.to("cpu", torch.bfloat16).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    files = {
+        "config.json": recipe.config,
+        "generation_config.json": recipe.generation,
+        "tokenizer_config.json": {
+            "chat_template": TEMPLATE, "eos_token": EOS, "pad_token": EOS, "mask_token": MASK,
+            "additional_special_tokens": [START, END], "add_bos_token": False,
+        },
+        "dinfer.json": recipe.facts,
+    }  # fmt: skip
+    for file, content in files.items():
+        (folder / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
