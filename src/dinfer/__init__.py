@@ -12,9 +12,12 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncLLM", "DinferError", "Output", "SamplingParams"]
 
 _HOME = {
-    "LLM": "dinfer.engine.llm", "AsyncLLM": "dinfer.engine.async_llm", "DinferError": "dinfer.errors",
-    "Output": "dinfer.request", "SamplingParams": "dinfer.request",
-}  # fmt: skip
+    "LLM": "dinfer.engine.llm",
+    "AsyncLLM": "dinfer.engine.async_llm",
+    "DinferError": "dinfer.errors",
+    "Output": "dinfer.request",
+    "SamplingParams": "dinfer.request",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""The canvas of one sequence, as iterations and cache policies see it. Lives on the host; L positions."""
+"""The canvas of one sequence, as iterations and cache policies see it. Lives on the host; L
+positions.
+"""
 
 from collections.abc import Sequence
 
@@ -9,13 +11,18 @@ import numpy.typing as npt
 class Canvas:
     """Token ids, which of them are masked, and what has changed since its row last ran.
 
-    tokens [L] int64 (the mask id at masked positions); masked [L] bool; stale [L] bool. answer: first position of the
-    answer. limit: positions from here on need no decision (after the first end-of-text, after max_tokens).
-    block: length of the model's attention blocks, None for full attention.
+    tokens [L] int64 (the mask id at masked positions); masked [L] bool; stale [L] bool. answer:
+    first position of the answer. limit: positions from here on need no decision (after the first
+    end-of-text, after max_tokens). block: length of the model's attention blocks, None for full
+    attention.
     """
 
-    def __init__(self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None) -> None:
-        self.masked: npt.NDArray[np.bool_] = np.array([token is None for token in tokens], dtype=bool)
+    def __init__(
+        self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None
+    ) -> None:
+        self.masked: npt.NDArray[np.bool_] = np.array(
+            [token is None for token in tokens], dtype=bool
+        )
         filled = [mask_id if token is None else token for token in tokens]
         self.tokens: npt.NDArray[np.int64] = np.array(filled, dtype=np.int64)
         self.stale = np.ones(len(filled), dtype=bool)
@@ -35,14 +42,20 @@ class Canvas:
         return np.flatnonzero(self.masked[start : min(stop, self.limit)]) + start
 
     def first_changed(self) -> int:
-        """The leftmost position whose token was set after its row last ran (the canvas length when there is none)."""
+        """The leftmost position whose token was set after its row last ran (the canvas length when
+        there is none).
+        """
         changed = self.stale & ~self.masked
         place = int(changed.argmax()) if len(changed) else 0
         return place if len(changed) and changed[place] else len(self)
 
     def reach(self, stop: int) -> int:
-        """First position that rows before `stop` can never attend to: the end of their block, or of the canvas."""
-        return len(self) if self.block is None else min(len(self), -(-stop // self.block) * self.block)
+        """First position that rows before `stop` can never attend to: the end of their block, or
+        of the canvas.
+        """
+        return (
+            len(self) if self.block is None else min(len(self), -(-stop // self.block) * self.block)
+        )
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Sets tokens; writing the mask id takes a token back."""

@@ -20,12 +20,16 @@ def whole(config: dict[str, Any], key: str, default: int | None = None) -> int:
     """The value of `key` as a positive whole number; `default` where the key is absent or null."""
     value = number(config, key, default)
     if value != int(value) or value < 1:
-        raise CheckpointError(f"config.json gives {key!r} as {value:g}; a positive whole number is needed.")
+        raise CheckpointError(
+            f"config.json gives {key!r} as {value:g}; a positive whole number is needed."
+        )
     return int(value)
 
 
 def refuse(config: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raises CheckpointError for a key that is present with another value than the one supported."""
+    """Raises CheckpointError for a key that is present with a value that is not supported."""
     for key, value in expected.items():
         if key in config and config[key] != value and config[key] is not None:
-            raise CheckpointError(f"config.json has {key!r}: {config[key]!r}; only {value!r} is supported.")
+            raise CheckpointError(
+                f"config.json has {key!r}: {config[key]!r}; only {value!r} is supported."
+            )

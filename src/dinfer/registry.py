@@ -1,8 +1,8 @@
 """Strategies by name: the folder is the registry, and a spec string names one with its options.
 
-A spec is `name` or `name:option=value:...`, for example `vicinity:left=16:right=16`. A strategy is a frozen dataclass;
-its fields are its options. Listing names imports nothing. Third parties add theirs with `register` or with an entry
-point in the group `dinfer.<kind>`.
+A spec is `name` or `name:option=value:...`, for example `vicinity:left=16:right=16`. A strategy is
+a frozen dataclass; its fields are its options. Listing names imports nothing. Third parties add
+theirs with `register` or with an entry point in the group `dinfer.<kind>`.
 """
 
 import dataclasses
@@ -46,7 +46,9 @@ def near(given: str, allowed: list[str]) -> str:
 
 
 def find(kind: str, name: str) -> type[Any]:
-    """The strategy class called `name`: the one dataclass that the file `dinfer/<kind>/<name>.py` defines."""
+    """The strategy class called `name`: the one dataclass that the file `dinfer/<kind>/<name>.py`
+    defines.
+    """
     if name not in names(kind):
         raise UnknownName(f"Unknown {kind} {name!r}.{near(name, names(kind))}")
     if name in _registered[kind]:
@@ -56,13 +58,17 @@ def find(kind: str, name: str) -> type[Any]:
             plugged: type[Any] = point.load()
             return plugged
     module = importlib.import_module(f"dinfer.{kind}.{name}")
-    own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    own = [
+        c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__
+    ]
     (found,) = [c for c in own if dataclasses.is_dataclass(c)]
     return found
 
 
 def build(kind: str, spec: str) -> Any:
-    """The strategy that a spec string describes. Raises UnknownName for a wrong name, option or value."""
+    """The strategy that a spec string describes. Raises UnknownName for a wrong name, option or
+    value.
+    """
     name, *options = spec.split(":")
     cls = find(kind, name.strip())
     fields = {field.name: field.type for field in dataclasses.fields(cls) if field.init}
@@ -72,9 +78,14 @@ def build(kind: str, spec: str) -> Any:
         key, sign, text = option.partition("=")
         key = key.strip()
         if not sign:
-            raise UnknownName(f"In {spec!r}, {option!r} is no option; write option=value, for example {_example(cls)}.")
+            raise UnknownName(
+                f"In {spec!r}, {option!r} is no option; write option=value,"
+                f" for example {_example(cls)}."
+            )
         if key not in fields:
-            raise UnknownName(f"Unknown option {key!r} of {kind} {name!r}.{near(key, list(fields))}")
+            raise UnknownName(
+                f"Unknown option {key!r} of {kind} {name!r}.{near(key, list(fields))}"
+            )
         values[key] = _value(f"{kind} {name!r}", key, text.strip(), hints[key])
     return cls(**values)
 
@@ -90,7 +101,10 @@ def spec_of(name: str, strategy: Any) -> str:
 
 
 def _example(cls: type[Any]) -> str:
-    return ":".join(f"{field.name}={field.default}" for field in dataclasses.fields(cls)) or "no options at all"
+    return (
+        ":".join(f"{field.name}={field.default}" for field in dataclasses.fields(cls))
+        or "no options at all"
+    )
 
 
 def _value(owner: str, key: str, text: str, hint: Any) -> Any:

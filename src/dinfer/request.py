@@ -12,11 +12,12 @@ FinishReason = Literal["stop", "length", "abort"]
 class SamplingParams:
     """How to fill the canvas of one request.
 
-    max_tokens: most tokens of the answer, any number. temperature: 0 takes the likeliest token. top_p, top_k: sample
-    from the likeliest tokens of that probability mass or that many (0 = all). seed: same seed, same tokens, whatever
-    the batch. stop: strings that end the answer and are left out of it. n: answers per prompt. logprobs: also give
-    the log probability of each token when it was set. ignore_eos: fill the canvas to its end.
-    decoder, cache, iteration: spec strings; None = what the model recommends.
+    max_tokens: most tokens of the answer, any number. temperature: 0 takes the likeliest token.
+    top_p, top_k: sample from the likeliest tokens of that probability mass or that many (0 = all).
+    seed: same seed, same tokens, whatever the batch. stop: strings that end the answer and are
+    left out of it. n: answers per prompt. logprobs: also give the log probability of each token
+    when it was set. ignore_eos: fill the canvas to its end. decoder, cache, iteration: spec
+    strings; None = what the model recommends.
     """
 
     max_tokens: int = 128
@@ -34,13 +35,17 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
-            object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+            object.__setattr__(
+                self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            )
         _whole("max_tokens", self.max_tokens, 1)
         _whole("top_k", self.top_k, 0)
         _whole("n", self.n, 1)
         _whole("seed", self.seed, 0)
         if not 0.0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature is {self.temperature}; it must be 0 or more and finite.")
+            raise RequestError(
+                f"temperature is {self.temperature}; it must be 0 or more and finite."
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
         if any(not isinstance(text, str) or not text for text in self.stop):
@@ -56,9 +61,9 @@ def _whole(name: str, value: object, least: int) -> None:
 class Request:
     """One canvas to fill: token ids, with None where a token is to be found.
 
-    answer: the first position of the answer (0 for infilling without a prompt). stops: whether an end-of-text token
-    ends the answer (not where fixed text follows the blanks). seed: the request's own, already told apart for n > 1.
-    forbidden: ids that may not be chosen.
+    answer: the first position of the answer (0 for infilling without a prompt). stops: whether an
+    end-of-text token ends the answer (not where fixed text follows the blanks). seed: the
+    request's own, already told apart for n > 1. forbidden: ids that may not be chosen.
     """
 
     id: str
@@ -87,8 +92,8 @@ class Usage:
 class Stats:
     """What a request cost. forward_passes: steps it took part in. rows_run: rows of all of them.
 
-    tokens_per_forward counts the answer's tokens, end-of-text included. seconds: from its admission to its end;
-    queued_seconds: before that.
+    tokens_per_forward counts the answer's tokens, end-of-text included. seconds: from its
+    admission to its end; queued_seconds: before that.
     """
 
     forward_passes: int = 0
@@ -105,7 +110,9 @@ class Stats:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished answer. token_ids stop before the end-of-text token or stop string; logprobs belong to them."""
+    """A finished answer. token_ids stop before the end-of-text token or stop string; logprobs
+    belong to them.
+    """
 
     id: str
     text: str
@@ -119,7 +126,9 @@ class Output:
 
 @dataclass(frozen=True)
 class CanvasEvent:
-    """Provisional: what one step committed. positions (counted from the answer's start), their tokens and confidence."""
+    """Provisional: what one step committed. positions (counted from the answer's start), their
+    tokens and confidence.
+    """
 
     id: str
     step: int
@@ -130,7 +139,9 @@ class CanvasEvent:
 
 @dataclass(frozen=True)
 class TextEvent:
-    """Final: text that became settled since the last one; the last event of a request carries its Output."""
+    """Final: text that became settled since the last one; the last event of a request carries its
+    Output.
+    """
 
     id: str
     text: str

@@ -1,7 +1,7 @@
 """The nouns of one denoising step. One word per idea:
 
-canvas    token ids of a sequence: prompt, then blanks (then perhaps fixed text); a position never moves
-position  index into the canvas
+canvas    token ids of a sequence: prompt, then blanks (then perhaps fixed text); a position never
+moves position  index into the canvas
 masked    a position that still has to be decided; the opposite is *set*
 window    the positions being denoised now; it stays open until none of them is masked
 block     unit of a block-causal model's attention grid, counted from position 0
@@ -13,7 +13,8 @@ settled   set, and never to change again
 page      unit of K/V memory: PAGE positions of one sequence
 facts     what the engine must know of a model besides its weights
 
-Shape suffixes: B sequences, W window, T rows of the ragged batch, R rows a token is proposed for, V vocabulary.
+Shape suffixes: B sequences, W window, T rows of the ragged batch, R rows a token is proposed for,
+V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -35,8 +36,8 @@ class Facts:
 
     block_length: length of the block-causal blocks, counted from position 0; None = full attention.
     eos_ids: every id that ends an answer. context: positions the model was made for.
-    iteration, cache, decoder: recommended strategies as spec strings. chat_only: the model knows nothing but
-    conversations, so a plain text prompt is put through its chat template.
+    iteration, cache, decoder: recommended strategies as spec strings. chat_only: the model knows
+    nothing but conversations, so a plain text prompt is put through its chat template.
     """
 
     mask_id: int
@@ -59,10 +60,11 @@ class Window:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Which positions to run; they attend to stored positions before `visible` (a block-causal model looks less far).
+    """Which positions to run; they attend to stored positions before `visible` (a block-causal
+    model looks less far).
 
-    `repeat`: for how many more steps the same plan would be given while the window stays open (a runner may then
-    take them without asking); 0 = until it closes.
+    `repeat`: for how many more steps the same plan would be given while the window stays open (a
+    runner may then take them without asking); 0 = until it closes.
     """
 
     rows: range
@@ -74,8 +76,8 @@ class StepPlan:
 class CacheState:
     """What a cache policy remembers of one sequence.
 
-    window: the one planned for last. age: steps since the whole canvas ran. plans: steps so far. final: leading
-    positions whose stored keys and values will never change.
+    window: the one planned for last. age: steps since the whole canvas ran. plans: steps so far.
+    final: leading positions whose stored keys and values will never change.
     """
 
     window: Window | None = None
@@ -84,7 +86,9 @@ class CacheState:
     final: int = 0
 
     def due(self, window: Window, refresh: int) -> bool:
-        """Whether the whole canvas must run: a window opens, or `refresh` steps (0 = never) passed. Counts the step."""
+        """Whether the whole canvas must run: a window opens, or `refresh` steps (0 = never)
+        passed. Counts the step.
+        """
         opens = window != self.window
         self.age = 0 if opens or (refresh and self.age >= refresh) else self.age
         self.window = window
@@ -97,7 +101,8 @@ class CacheState:
 class WindowState:
     """What a decoder may remember of one sequence's open window.
 
-    opened: masked positions when the window opened. steps: commits made in it so far. memory: the decoder's own.
+    opened: masked positions when the window opened. steps: commits made in it so far. memory: the
+    decoder's own.
     """
 
     opened: int
@@ -109,9 +114,10 @@ class WindowState:
 class Proposal:
     """A token for every masked position of a batch of windows, with what the decoder asked for.
 
-    tokens [B, W] int64; confidence [B, W] float32, probability of the token under the raw logits; entropy (nats),
-    margin (best minus second probability), noise (uniform, keyed by seed, position and step) [B, W] float32;
-    logits [B, W, V] float32. Outside the masked positions the values mean nothing.
+    tokens [B, W] int64; confidence [B, W] float32, probability of the token under the raw logits;
+    entropy (nats), margin (best minus second probability), noise (uniform, keyed by seed, position
+    and step) [B, W] float32; logits [B, W, V] float32. Outside the masked positions the values
+    mean nothing.
     """
 
     tokens: Tensor
@@ -124,7 +130,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Commit:
-    """Where to write (`mask` [B, W] bool) and what (`tokens` [B, W]); writing the mask id takes a token back."""
+    """Where to write (`mask` [B, W] bool) and what (`tokens` [B, W]); writing the mask id takes a
+    token back.
+    """
 
     mask: Tensor
     tokens: Tensor
@@ -148,7 +156,9 @@ class CachePolicy(Protocol):
         ...
 
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:
-        """Rows must hold every undecided position of the window; only rows that ran before may be left out."""
+        """Rows must hold every undecided position of the window; only rows that ran before may be
+        left out.
+        """
         ...
 
 
@@ -167,8 +177,12 @@ class Decoder(Protocol):
 
 
 def ranks(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
-    """Rank of each eligible position by falling score, 0 first; ties to the left; W or more elsewhere."""
-    order = torch.where(eligible_BW, score_BW, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    """Rank of each eligible position by falling score, 0 first; ties to the left; W or more
+    elsewhere.
+    """
+    order = torch.where(eligible_BW, score_BW, -torch.inf).argsort(
+        dim=1, descending=True, stable=True
+    )
     place = torch.arange(order.shape[1], device=order.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, place)
     return torch.where(eligible_BW, rank, order.shape[1])

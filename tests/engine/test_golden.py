@@ -1,4 +1,6 @@
-"""Parity with the official code: tiny checkpoints with the outputs that the original implementations gave."""
+"""Parity with the official code: tiny checkpoints with the outputs that the original
+implementations gave.
+"""
 
 import json
 from pathlib import Path
@@ -45,21 +47,26 @@ def strategies(case: dict) -> dict[str, str]:
         decoder = {
             "low_confidence_static": f"fixed:steps={steps}",
             "sequential": f"fixed:steps={steps}:ranking=sequential",
-            "low_confidence_dynamic": f"threshold:threshold={s['confidence_threshold']}:strict=true:steps={steps}",
+            "low_confidence_dynamic": f"threshold:threshold={s['confidence_threshold']}"
+            f":strict=true:steps={steps}",
         }[s["remasking_strategy"]]
         return {"decoder": decoder, "cache": "block"}
     steps = s["steps"] // (s["gen_length"] // s["block_length"])
     threshold = s.get("threshold")
     decoder = f"threshold:threshold={threshold}" if threshold else f"fixed:steps={steps}"
     cache = next((c for c in ("prefix", "dual") if c in algorithm), "none")
-    return {"decoder": decoder, "cache": cache, "iteration": f"blockwise:length={s['block_length']}"}
+    return {
+        "decoder": decoder,
+        "cache": cache,
+        "iteration": f"blockwise:length={s['block_length']}",
+    }
 
 
 @pytest.mark.parametrize(("family", "case"), cases("generate"))
 def test_reference_decodes(family: str, case: dict) -> None:
     s = case["settings"]
     if s.get("cfg_scale") or s.get("top_k"):
-        pytest.skip("guidance, and SDAR's confidence after top-k filtering, are strategies of a later release")
+        pytest.skip("guidance and confidence after top-k are strategies of a later release")
     facts = {"block_length": s["block_length"]} if family == "sdar" else {}
     stop = s.get("stop_token_ids")
     if stop:
@@ -75,8 +82,9 @@ def test_reference_decodes(family: str, case: dict) -> None:
         assert out.token_ids == answer[: answer.index(stop[0])]
         return
     assert out.token_ids == answer
-    # An official cached loop runs at least one pass more per block, even one that changes nothing, and SDAR's adds a
-    # prefill and a pass per block that stores it; ours has neither, so its passes are the denoising passes alone.
+    # An official cached loop runs at least one pass more per block, even one that changes nothing,
+    # and SDAR's adds a prefill and a pass per block that stores it; ours has neither, so its
+    # passes are the denoising passes alone.
     if family == "sdar":
         block = s["block_length"]
         blocks = len(expected) // block - len(prompt) // block

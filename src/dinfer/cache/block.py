@@ -1,4 +1,6 @@
-"""Exact caching of block-causal models (block diffusion, arXiv 2503.09573) without a forward of its own per block."""
+"""Exact caching of block-causal models (block diffusion, arXiv 2503.09573) without a forward of
+its own per block.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,12 +12,14 @@ from dinfer.step import CacheState, Facts, StepPlan, Window
 
 @dataclass(frozen=True)
 class Block:
-    """Finished blocks are stored for good; the one just finished (or the prompt) runs along in the next first step."""
+    """Finished blocks are stored for good; the one just finished (or the prompt) runs along in the
+    next first step.
+    """
 
     exact: ClassVar[bool] = True
 
     def allow(self, facts: Facts) -> None:
-        """Only block-causal models: elsewhere a finished block still changes with what follows it."""
+        """Only block-causal models: elsewhere a finished block changes with what follows it."""
         if facts.block_length is None:
             raise RequestError(
                 "The cache 'block' needs a block-causal model and this model attends in full;"

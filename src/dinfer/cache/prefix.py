@@ -1,4 +1,6 @@
-"""Fast-dLLM's prefix cache (arXiv 2505.22618): what lies before the window is stored once per window."""
+"""Fast-dLLM's prefix cache (arXiv 2505.22618): what lies before the window is stored once per
+window.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +11,9 @@ from dinfer.step import CacheState, Facts, StepPlan, Window
 
 @dataclass(frozen=True)
 class Prefix:
-    """All rows when a window opens and every `refresh` steps (0 = never), else the window and all after it."""
+    """All rows when a window opens and every `refresh` steps (0 = never), else the window and all
+    after it.
+    """
 
     refresh: int = 0
     exact: ClassVar[bool] = False

@@ -1,4 +1,6 @@
-"""dInfer's vicinity refresh (arXiv 2510.08666): the window and its neighbours run, far rows stay as stored."""
+"""dInfer's vicinity refresh (arXiv 2510.08666): the window and its neighbours run, far rows stay
+as stored.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,8 +14,9 @@ from dinfer.step import CacheState, Facts, StepPlan, Window
 class Vicinity:
     """`left` and `right` neighbours run along with the window.
 
-    The whole canvas runs in the first `warmup` steps, when a window opens (with `reopen` false: only the first one)
-    and every `refresh` steps (0 = never). Rows whose token was set after they last ran always run along.
+    The whole canvas runs in the first `warmup` steps, when a window opens (with `reopen` false:
+    only the first one) and every `refresh` steps (0 = never). Rows whose token was set after they
+    last ran always run along.
     """
 
     left: int = 16
@@ -25,7 +28,9 @@ class Vicinity:
 
     def __post_init__(self) -> None:
         if min(self.left, self.right, self.warmup, self.refresh) < 0:
-            raise RequestError("vicinity has a negative option; left, right, warmup and refresh must be 0 or more.")
+            raise RequestError(
+                "vicinity has a negative option; left, right, warmup and refresh must be 0 or more."
+            )
 
     def allow(self, facts: Facts) -> None:
         """Any model."""
@@ -33,7 +38,8 @@ class Vicinity:
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:
         """All rows, or the window with its neighbourhood."""
         reach = canvas.reach(window.stop)
-        # Block-causal models only reach to the end of the block: a new window there has rows that never ran.
+        # Block-causal models only reach to the end of the block: a new window there has rows that
+        # never ran.
         moved = state.window is not None and (not self.reopen and canvas.block is None)
         if moved and window != state.window:
             state.window = window

@@ -27,7 +27,9 @@ def evaluate(
     model: o.Model = o.DEFAULT_MODEL,
     max_tokens: o.MaxTokens = 160,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 32,
-    single: Annotated[int, typer.Option(min=0, help="Also time this many problems one at a time.")] = 20,
+    single: Annotated[
+        int, typer.Option(min=0, help="Also time this many problems one at a time.")
+    ] = 20,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     decoder: o.Decoder = None,
@@ -47,8 +49,21 @@ def evaluate(
     llm = LLM(model, dtype=dtype, device=device, max_sequences=concurrency)
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
         bar = progress.add_task(f"{task} {split}", total=num)
-        score = run(llm, task, split, num, params, seed, single, lambda done: progress.update(bar, completed=done))
-    found: dict[str, Any] = {"model": model, "concurrency": concurrency, **dataclasses.asdict(score)}
+        score = run(
+            llm,
+            task,
+            split,
+            num,
+            params,
+            seed,
+            single,
+            lambda done: progress.update(bar, completed=done),
+        )
+    found: dict[str, Any] = {
+        "model": model,
+        "concurrency": concurrency,
+        **dataclasses.asdict(score),
+    }
     for kind in ("iteration", "cache", "decoder"):
         found[kind] = getattr(params, kind) or getattr(llm.facts, kind)
     if as_json:
@@ -62,15 +77,24 @@ def evaluate(
 
 def train(
     name: Annotated[str, typer.Argument(help="tiny-sdar or tiny-llada.")],
-    out: Annotated[Path, typer.Option(help="Folder for the run; the model is written to OUT/model.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the run; the model is written to OUT/model.")
+    ],
     seed: Annotated[int, typer.Option(help="Of data, noise and first weights.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's.")] = None,
-    start: Annotated[Path | None, typer.Option("--from", help="A run's state.pt to take the first weights from.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="A run's state.pt to take the first weights from.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile the small pieces (needs a C++ compiler).")] = False,
+    compiled: Annotated[
+        bool,
+        typer.Option("--compile", help="torch.compile the small pieces (needs a C++ compiler)."),
+    ] = False,
     device: o.Device = "auto",
 ) -> None:
-    """Trains a bundled model from its seed; started again on the same folder, it goes on where it stopped."""
+    """Trains a bundled model from its seed; started again on the same folder, it goes on where it
+    stopped.
+    """
     from dinfer.train.run import train_bundled
 
     with Progress(console=Console(stderr=True)) as progress:

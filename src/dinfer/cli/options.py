@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "tiny-sdar"
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Bundled name, folder, or Hugging Face id.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="Bundled name, folder, or Hugging Face id.")
+]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens of the answer.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
 TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens of this mass.")]
@@ -25,7 +27,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object, for machine
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Draw the canvas as it fills in.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Fact = Annotated[list[str] | None, typer.Option("--fact", help="Overrides a fact of the model: name=JSON value.")]
+Fact = Annotated[
+    list[str] | None, typer.Option("--fact", help="Overrides a fact of the model: name=JSON value.")
+]
 
 
 def open_model(model: str, dtype: str, device: str, facts: list[str] | None) -> "LLM":
@@ -41,7 +45,9 @@ def read_facts(facts: list[str] | None) -> dict[str, Any]:
     for text in facts or []:
         name, sign, value = text.partition("=")
         if not sign:
-            raise RequestError(f"--fact is {text!r}; write name=value, for example --fact block_length=8.")
+            raise RequestError(
+                f"--fact is {text!r}; write name=value, for example --fact block_length=8."
+            )
         try:
             found[name] = json.loads(value)
         except ValueError:

@@ -53,7 +53,7 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     """Facts and sizes of a checkpoint from its config files alone; no weights are read."""
     import torch
 
-    from dinfer.engine.load import DTYPES, family_of, facts_of, locate, read_json
+    from dinfer.engine.load import DTYPES, facts_of, family_of, locate, read_json
     from dinfer.engine.pool import page_bytes
     from dinfer.step import PAGE
 
@@ -66,7 +66,9 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         parameters = sum(p.numel() for p in family.Model(shape).parameters())
     pages = -(-known.context // PAGE)
     memory = {kind: round(parameters * dtype.itemsize / 2**20, 1) for kind, dtype in DTYPES.items()}
-    request = {kind: round(pages * page_bytes(shape, dtype) / 2**20, 2) for kind, dtype in DTYPES.items()}
+    request = {
+        kind: round(pages * page_bytes(shape, dtype) / 2**20, 2) for kind, dtype in DTYPES.items()
+    }
     return {
         "model": name,
         "family": family.__name__.rpartition(".")[2],

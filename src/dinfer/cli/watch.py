@@ -18,7 +18,9 @@ def shade(confidence: float) -> str:
 
 
 class Watcher:
-    """A live view of one answer: masks as dots, new tokens coloured by confidence, older ones plain."""
+    """A live view of one answer: masks as dots, new tokens coloured by confidence, older ones
+    plain.
+    """
 
     def __init__(self, console: Console, tokenizer: Tokenizer, length: int) -> None:
         self._tokenizer, self._length = tokenizer, length
@@ -30,14 +32,21 @@ class Watcher:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.stop()
 
     def __call__(self, event: CanvasEvent | TextEvent) -> None:
         """Takes an event of the answer."""
         if isinstance(event, TextEvent):
             return
-        for place, token, confidence in zip(event.positions, event.token_ids, event.confidence, strict=True):
+        for place, token, confidence in zip(
+            event.positions, event.token_ids, event.confidence, strict=True
+        ):
             self._tokens[place] = (token, confidence)
         self._fresh = set(event.positions)
         self._live.update(self._draw(event.step), refresh=True)

@@ -15,7 +15,10 @@ from dinfer.request import Output, SamplingParams, TextEvent
 if TYPE_CHECKING:
     from dinfer.engine.llm import LLM
 
-EXAMPLE = "Tom has 12 apples. Then he buys 7 more. Later he loses 4 of them. How many apples does Tom have now?"
+EXAMPLE = (
+    "Tom has 12 apples. Then he buys 7 more. Later he loses 4 of them."
+    " How many apples does Tom have now?"
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -106,7 +109,9 @@ def infill(
     device: o.Device = "auto",
 ) -> None:
     """Fills the holes of a text; what is given stays as it is."""
-    params = SamplingParams(temperature=temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration)
+    params = SamplingParams(
+        temperature=temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
+    )
     output = o.open_model(model, dtype, device, None).infill(text, params, prompt)
     if as_json:
         typer.echo(json.dumps(as_dict(output), ensure_ascii=False))

@@ -1,1 +1,3 @@
-"""Decoders: which proposed tokens to commit. One file each; `commit(proposal, masked, states) -> Commit`."""
+"""Decoders: which proposed tokens to commit. One file each; `commit(proposal, masked, states) ->
+Commit`.
+"""

@@ -1,4 +1,6 @@
-"""Fast-dLLM's factor rule (arXiv 2505.22618, section 3.3): the more tokens at once, the surer each has to be."""
+"""Fast-dLLM's factor rule (arXiv 2505.22618, section 3.3): the more tokens at once, the surer each
+has to be.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from dinfer.step import Commit, Proposal, WindowState, ranks
 
 @dataclass(frozen=True)
 class Factor:
-    """Commits the largest n such that the j-th best confidence is at least `1 - factor / (j + 1)` for j = 2..n."""
+    """Commits the largest n such that the j-th best confidence is at least `1 - factor / (j + 1)`
+    for j = 2..n.
+    """
 
     factor: float = 1.0
     needs: ClassVar[frozenset[str]] = frozenset()

@@ -1,4 +1,6 @@
-"""LLaDA's fixed schedule (arXiv 2502.09992, algorithm 5): an even share of the window at each of its steps."""
+"""LLaDA's fixed schedule (arXiv 2502.09992, algorithm 5): an even share of the window at each of
+its steps.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ RANKINGS = ("low_confidence", "random", "sequential")
 
 
 def quotas(states: Sequence[WindowState], steps: int, device: torch.device) -> Tensor:
-    """Tokens each window commits now, [B, 1]: `n // steps`, one more in its first `n % steps` steps; 1 at least."""
+    """Tokens each window commits now, [B, 1]: `n // steps`, one more in its first `n % steps`
+    steps; 1 at least.
+    """
     if steps == 0:
         return torch.ones(len(states), 1, dtype=torch.int64, device=device)
     share = [max(1, s.opened // steps + (s.steps < s.opened % steps)) for s in states]
@@ -25,8 +29,8 @@ def quotas(states: Sequence[WindowState], steps: int, device: torch.device) -> T
 class Fixed:
     """`steps` per window (0 = one token a step), best first by `ranking`.
 
-    low_confidence takes the most confident tokens (the name is that of LLaDA's option: the rest is remasked);
-    random and sequential take any, or the leftmost.
+    low_confidence takes the most confident tokens (the name is that of LLaDA's option: the rest is
+    remasked); random and sequential take any, or the leftmost.
     """
 
     steps: int = 0
@@ -36,7 +40,9 @@ class Fixed:
 
     def __post_init__(self) -> None:
         if self.ranking not in RANKINGS:
-            raise RequestError(f"fixed ranking is {self.ranking!r}; it must be one of {', '.join(RANKINGS)}.")
+            raise RequestError(
+                f"fixed ranking is {self.ranking!r}; it must be one of {', '.join(RANKINGS)}."
+            )
         if self.steps < 0:
             raise RequestError(f"fixed steps is {self.steps}; it must be 0 or more.")
 
@@ -51,4 +57,6 @@ class Fixed:
         if self.ranking == "random":
             assert proposal.noise is not None
             return proposal.noise
-        return -torch.arange(proposal.tokens.shape[1], device=proposal.tokens.device).expand(proposal.tokens.shape)
+        return -torch.arange(proposal.tokens.shape[1], device=proposal.tokens.device).expand(
+            proposal.tokens.shape
+        )

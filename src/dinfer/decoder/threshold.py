@@ -1,4 +1,6 @@
-"""Fast-dLLM's confidence threshold (arXiv 2505.22618, algorithm 1); SDAR's dynamic decoding is its strict form."""
+"""Fast-dLLM's confidence threshold (arXiv 2505.22618, algorithm 1); SDAR's dynamic decoding is its
+strict form.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ from dinfer.step import Commit, Proposal, WindowState, ranks
 
 @dataclass(frozen=True)
 class Threshold:
-    """Commits every token whose confidence reaches `threshold` (`strict`: exceeds it), and the best in any case.
+    """Commits every token whose confidence reaches `threshold` (`strict`: exceeds it), and the
+    best in any case.
 
     steps: with more than 0, at least the share of the window that `fixed:steps=...` would commit.
     """
@@ -32,6 +35,10 @@ class Threshold:
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """`c >= threshold`, or among the best that the schedule asks for."""
-        sure = proposal.confidence > self.threshold if self.strict else proposal.confidence >= self.threshold
+        sure = (
+            proposal.confidence > self.threshold
+            if self.strict
+            else proposal.confidence >= self.threshold
+        )
         best = ranks(proposal.confidence, masked) < quotas(states, self.steps, masked.device)
         return Commit(masked & (sure | best), proposal.tokens)

@@ -1,1 +1,3 @@
-"""The engine: sequences, scheduler, K/V pool, runner, loading, and the offline and asyncio fronts over them."""
+"""The engine: sequences, scheduler, K/V pool, runner, loading, and the offline and asyncio fronts
+over them.
+"""

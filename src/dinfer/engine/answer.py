@@ -1,4 +1,4 @@
-"""The text of one answer as it settles: detokenised, cut at stop strings, never half a character."""
+"""The text of one answer as it settles: cut at stop strings, never half a character."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from dinfer.text.tokenizer import Detokenizer, Tokenizer
 
 
 class Answer:
-    """Collects settled tokens; `feed` gives the text that is now certain to belong to the answer."""
+    """Collects settled tokens; `feed` gives the text that now surely belongs to the answer."""
 
     def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
@@ -16,7 +16,9 @@ class Answer:
         self.stopped = False
 
     def feed(self, ids: Sequence[int], last: bool = False) -> str:
-        """Adds settled ids; `last` gives out all that is left. After a stop string nothing more comes."""
+        """Adds settled ids; `last` gives out all that is left. After a stop string nothing more
+        comes.
+        """
         if self.stopped or self._detokenizer is None:
             return ""
         self._held += self._detokenizer.add(ids)

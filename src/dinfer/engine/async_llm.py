@@ -27,7 +27,9 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request, listener: Listener) -> None:
-        """Adds a request; `listener` is called from the engine's thread with its events, or with the error."""
+        """Adds a request; `listener` is called from the engine's thread with its events, or with
+        the error.
+        """
 
         def add() -> None:
             try:
@@ -72,7 +74,9 @@ class EngineThread:
                 listener(event)
 
     def _fail(self, error: Exception) -> None:
-        """A step that raised ends every request with that error; the engine is then empty and goes on."""
+        """A step that raised ends every request with that error; the engine is then empty and goes
+        on.
+        """
         for request_id, listener in list(self._listeners.items()):
             self._engine.abort(request_id)
             listener(error)
@@ -95,10 +99,16 @@ class AsyncLLM:
         self.loaded = load(model, dtype, device, facts)
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
         self.prompts = Prompts(self.loaded)
-        self._thread = EngineThread(Engine(self.loaded.model, self.loaded.facts, self.loaded.tokenizer, limits))
+        self._thread = EngineThread(
+            Engine(self.loaded.model, self.loaded.facts, self.loaded.tokenizer, limits)
+        )
 
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Event]:
-        """Events of one request as they come. Leaving the loop early frees the request within one step."""
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[Event]:
+        """Events of one request as they come. Leaving the loop early frees the request within one
+        step.
+        """
         (request,) = self.prompts.complete(prompt, replace(params or SamplingParams(), n=1))
         async for event in self.serve(request):
             yield event

@@ -1,4 +1,6 @@
-"""The engine: takes requests, runs steps, gives events. One thread calls it; the fronts are in llm.py and serve.py."""
+"""The engine: takes requests, runs steps, gives events. One thread calls it; the fronts are in
+llm.py and serve.py.
+"""
 
 import time
 from dataclasses import dataclass
@@ -16,7 +18,15 @@ from dinfer.engine.sequence import Sequence, Strategy
 from dinfer.errors import RequestError
 from dinfer.nn.transformer import Transformer
 from dinfer.registry import build
-from dinfer.request import CanvasEvent, FinishReason, Output, Request, SamplingParams, TextEvent, Usage
+from dinfer.request import (
+    CanvasEvent,
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    TextEvent,
+    Usage,
+)
 from dinfer.step import PAGE, Facts
 from dinfer.text.tokenizer import Tokenizer
 
@@ -25,7 +35,9 @@ Event = CanvasEvent | TextEvent
 
 @dataclass(frozen=True)
 class Limits:
-    """Most sequences at once, most rows in a step, pages of the pool; `poison` fills new pages with NaN (tests)."""
+    """Most sequences at once, most rows in a step, pages of the pool; `poison` fills new pages
+    with NaN (tests).
+    """
 
     sequences: int = 64
     rows: int = 8192
@@ -36,7 +48,9 @@ class Limits:
 class Engine:
     """A loaded model with its pool, scheduler and runner."""
 
-    def __init__(self, model: Transformer, facts: Facts, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    def __init__(
+        self, model: Transformer, facts: Facts, tokenizer: Tokenizer | None, limits: Limits
+    ) -> None:
         self.model, self.facts, self.tokenizer = model, facts, tokenizer
         weight = model.embedding.weight
         self.pool = Pool(model.shape, limits.pages, weight.dtype, weight.device, limits.poison)
@@ -68,13 +82,16 @@ class Engine:
         if sequence.pages_needed > self.pool.pages:
             raise RequestError(
                 f"The request needs {sequence.pages_needed} pages of {PAGE} positions"
-                f" and the K/V pool has {self.pool.pages}; ask for fewer tokens or give the pool more memory."
+                f" and the K/V pool has {self.pool.pages};"
+                " ask for fewer tokens or give the pool more memory."
             )
         self._live[request.id] = (sequence, Answer(self.tokenizer, request.params.stop))
         self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> list[Event]:
-        """Ends a request at once, frees its pages, and gives its last event; an unknown id gives none."""
+        """Ends a request at once, frees its pages, and gives its last event; an unknown id gives
+        none.
+        """
         if request_id not in self._live:
             return []
         sequence, answer = self._live[request_id]
@@ -88,7 +105,9 @@ class Engine:
         events: list[Event] = []
         if batch:
             hidden = self.runner.forward(batch)
-            for sequence, commit in zip(batch, commits(batch, hidden, self.model, self.facts.mask_id), strict=True):
+            for sequence, commit in zip(
+                batch, commits(batch, hidden, self.model, self.facts.mask_id), strict=True
+            ):
                 events += self._write(sequence, commit)
         for sequence in done:
             events += self._settle(sequence)
@@ -98,16 +117,20 @@ class Engine:
         vocab, context = self.model.shape.vocab, self.facts.context
         wrong = next((t for t in request.canvas if t is not None and not 0 <= t < vocab), None)
         if wrong is not None:
-            raise RequestError(f"Token id {wrong} is out of range; this model's ids go from 0 to {vocab - 1}.")
-        if len(request.canvas) > context:
             raise RequestError(
-                f"The prompt has {sum(t is not None for t in request.canvas)} tokens and"
-                f" {sum(t is None for t in request.canvas)} are to be generated, {len(request.canvas)} in all;"
-                f" the context of this model is {context}."
+                f"Token id {wrong} is out of range; this model's ids go from 0 to {vocab - 1}."
+            )
+        if len(request.canvas) > context:
+            fixed = sum(token is not None for token in request.canvas)
+            raise RequestError(
+                f"The prompt has {fixed} tokens and {len(request.canvas) - fixed} are to be"
+                f" generated, {len(request.canvas)} in all; the context of this model is {context}."
             )
 
     def _canvas(self, request: Request) -> Canvas:
-        """Block-causal models see whole blocks, so their canvas ends with one (as far as the context goes)."""
+        """Block-causal models see whole blocks, so their canvas ends with one (as far as the
+        context goes).
+        """
         tokens, block = list(request.canvas), self.facts.block_length
         if block is not None:
             length = min(-(-len(tokens) // block) * block, max(self.facts.context, len(tokens)))
@@ -116,7 +139,9 @@ class Engine:
 
     def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
         canvas, plan, state = sequence.canvas, sequence.plan, sequence.window_state
-        assert plan is not None and state is not None and len(commit.positions), "a step must commit something"
+        assert plan is not None and state is not None and len(commit.positions), (
+            "a step must commit something"
+        )
         canvas.write(commit.positions, commit.tokens)
         sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
         state.steps += 1
@@ -126,7 +151,9 @@ class Engine:
         self._end_early(sequence, commit)
         places = (commit.positions - canvas.answer).tolist()
         step = sequence.stats.forward_passes
-        event = CanvasEvent(sequence.request.id, step, places, commit.tokens.tolist(), commit.confidence.tolist())
+        event = CanvasEvent(
+            sequence.request.id, step, places, commit.tokens.tolist(), commit.confidence.tolist()
+        )
         return [event, *self._settle(sequence)]
 
     def _end_early(self, sequence: Sequence, commit: Committed) -> None:
@@ -134,7 +161,11 @@ class Engine:
         request, canvas = sequence.request, sequence.canvas
         if not request.stops or request.params.ignore_eos:
             return
-        ends = [p for p, t in zip(commit.positions, commit.tokens, strict=True) if int(t) in self.facts.eos_ids]
+        ends = [
+            p
+            for p, t in zip(commit.positions, commit.tokens, strict=True)
+            if int(t) in self.facts.eos_ids
+        ]
         if ends:
             canvas.limit = min(canvas.limit, int(min(ends)) + 1)
 
@@ -159,9 +190,16 @@ class Engine:
     def _stopped(self, sequence: Sequence, new: list[int]) -> bool:
         request = sequence.request
         honours = request.stops and not request.params.ignore_eos
-        return honours and bool(new) and new[-1] in self.facts.eos_ids and sequence.settled == sequence.canvas.limit
+        return (
+            honours
+            and bool(new)
+            and new[-1] in self.facts.eos_ids
+            and sequence.settled == sequence.canvas.limit
+        )
 
-    def _finish(self, sequence: Sequence, answer: Answer, reason: FinishReason, text: str) -> TextEvent:
+    def _finish(
+        self, sequence: Sequence, answer: Answer, reason: FinishReason, text: str
+    ) -> TextEvent:
         request, canvas, stats = sequence.request, sequence.canvas, sequence.stats
         self.scheduler.remove(sequence)
         del self._live[request.id]
@@ -176,4 +214,6 @@ class Engine:
         probs = sequence.logprobs[canvas.answer : canvas.answer + len(ids)].tolist()
         usage = Usage(canvas.answer, len(ids))
         logprobs = probs if request.params.logprobs else None
-        return TextEvent(request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, logprobs))
+        return TextEvent(
+            request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, logprobs)
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,15 +23,22 @@ SHARE = 0.25
 """Part of the free memory that the K/V pool takes at most, unless told otherwise."""
 
 
-def fit_limits(loaded: Loaded, sequences: int, rows: int, kv_memory: float | None, poison: bool = False) -> Limits:
-    """Pages for `sequences` full contexts, or as many as `kv_memory` GiB (default: a quarter of what is free) hold."""
+def fit_limits(
+    loaded: Loaded, sequences: int, rows: int, kv_memory: float | None, poison: bool = False
+) -> Limits:
+    """Pages for `sequences` full contexts, or as many as `kv_memory` GiB (default: a quarter of
+    what is free) hold.
+    """
     weight = loaded.model.embedding.weight
     size = page_bytes(loaded.model.shape, weight.dtype)
     context = -(-loaded.facts.context // PAGE)
     budget = kv_memory * 2**30 if kv_memory is not None else SHARE * free_memory(weight.device)
     pages = min(sequences * context, int(budget // size))
     if pages < 1:
-        raise RequestError(f"The K/V pool of {budget / 2**30:.3f} GiB holds no page; one needs {size / 2**20:.2f} MiB.")
+        raise RequestError(
+            f"The K/V pool of {budget / 2**30:.3f} GiB holds no page;"
+            f" one needs {size / 2**20:.2f} MiB."
+        )
     return Limits(sequences=sequences, rows=rows, pages=pages, poison=poison)
 
 
@@ -46,9 +54,10 @@ def free_memory(device: torch.device) -> int:
 class LLM:
     """A diffusion language model that answers prompts.
 
-    model: bundled name, folder, or hub id. dtype: auto, bfloat16, float16, float32. device: auto, cpu, cuda.
-    facts: overrides of what the files say (mask_id, eos_ids, block_length, context, iteration, cache, decoder).
-    kv_memory: GiB for the K/V pool. Raises DinferError with one clear sentence for anything wrong.
+    model: bundled name, folder, or hub id. dtype: auto, bfloat16, float16, float32. device: auto,
+    cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids, block_length, context,
+    iteration, cache, decoder). kv_memory: GiB for the K/V pool. Raises DinferError with one clear
+    sentence for anything wrong.
     """
 
     def __init__(
@@ -76,9 +85,10 @@ class LLM:
     ) -> list[Output]:
         """Answers to one prompt or many (text or token ids), in order; `params.n` outputs for each.
 
-        suffix: fixed text after the answer, which then has exactly max_tokens tokens. on_event sees every event.
+        suffix: fixed text after the answer, which then has exactly max_tokens tokens. on_event
+        sees every event.
         """
-        many = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[list-item]
+        many = _many(prompts)
         each = self._params(params, len(many))
         requests = [self.prompts.complete(p, s, suffix) for p, s in zip(many, each, strict=True)]
         return self._run([request for group in requests for request in group], on_event)
@@ -90,7 +100,9 @@ class LLM:
         on_event: Callable[[Event], None] | None = None,
         **variables: Any,
     ) -> list[Output]:
-        """Answers to a conversation, `params.n` of them; `variables` go to the model's chat template."""
+        """Answers to a conversation, `params.n` of them; `variables` go to the model's chat
+        template.
+        """
         return self.generate([self.prompts.chat(messages, **variables)], params, on_event=on_event)
 
     def infill(
@@ -100,15 +112,17 @@ class LLM:
         prompt: Prompt = "",
         on_event: Callable[[Event], None] | None = None,
     ) -> Output:
-        """Fills the `[BLANK:n]` holes of a text (n tokens each); `text` of the output is the whole, `holes` what was
-        put in. prompt: what comes before the text, as in generate."""
+        """Fills the `[BLANK:n]` holes of a text (n tokens each); `text` of the output is the
+        whole, `holes` what was put in. prompt: what comes before the text, as in generate."""
         holes = self.prompts.holes(text)
         request = self.prompts.infill(holes, params or SamplingParams(), prompt)
         (output,) = self._run([request], on_event)
         return self._filled(output, holes, request)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
-        """Events of one request as they come: CanvasEvent (provisional) and TextEvent (settled, the last has `output`)."""
+        """Events of one request as they come: CanvasEvent (provisional) and TextEvent (settled,
+        the last has `output`).
+        """
         (request,) = self.prompts.complete(prompt, replace(params or SamplingParams(), n=1))
         self.engine.add(request)
         try:
@@ -123,7 +137,7 @@ class LLM:
         ids = torch.tensor(list(token_ids), dtype=torch.int64, device=model.embedding.weight.device)
         length = len(ids)
         edges = [*range(0, length, block or max(1, length)), length]
-        spans = [Span(low, high, slice(0, high)) for low, high in zip(edges, edges[1:], strict=False)]
+        spans = [Span(low, high, slice(0, high)) for low, high in itertools.pairwise(edges)]
         with torch.inference_mode():
             rows = model(
                 model.embed(ids),
@@ -133,15 +147,24 @@ class LLM:
             out: Tensor = model.head(rows)
         return out
 
-    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _params(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
         if len(params) != count:
-            raise RequestError(f"{len(params)} SamplingParams were given for {count} prompts; give one, or one each.")
+            raise RequestError(
+                f"{len(params)} SamplingParams were given for {count} prompts;"
+                " give one, or one each."
+            )
         return list(params)
 
-    def _run(self, requests: list[Request], on_event: Callable[[Event], None] | None) -> list[Output]:
-        """Serves requests to their end. A request that is refused takes the others of the call back out."""
+    def _run(
+        self, requests: list[Request], on_event: Callable[[Event], None] | None
+    ) -> list[Output]:
+        """Serves requests to their end. A request that is refused takes the others of the call
+        back out.
+        """
         outputs: dict[str, Output] = {}
         try:
             for request in requests:
@@ -165,9 +188,14 @@ class LLM:
         for size in holes.sizes:
             texts.append(tokenizer.decode(chosen[start : start + size]))
             start += size
-        whole = holes.pieces[0] + "".join(t + p for t, p in zip(texts, holes.pieces[1:], strict=True))
+        whole = holes.pieces[0] + "".join(
+            t + p for t, p in zip(texts, holes.pieces[1:], strict=True)
+        )
         return replace(output, text=whole, holes=texts)
 
 
-def _is_ids(prompts: Any) -> bool:
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+def _many(prompts: Any) -> list[Prompt]:
+    """One prompt (a string, or a list of ids) as a list of one; an empty list holds no prompt."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]
+    return list(prompts)

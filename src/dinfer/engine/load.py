@@ -1,7 +1,10 @@
-"""From a name to a model: bundled, a local folder in Hugging Face form, or a hub id. Never runs remote code."""
+"""From a name to a model: bundled, a local folder in Hugging Face form, or a hub id. Never runs
+remote code.
+"""
 
 import dataclasses
 import json
+import typing
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
@@ -44,13 +47,18 @@ def bundled() -> list[str]:
 
 
 def locate(name: str) -> Path:
-    """The folder of a bundled name, a local path or a hub id (`owner/name`, downloaded if there is a network)."""
+    """The folder of a bundled name, a local path or a hub id (`owner/name`, downloaded if there is
+    a network).
+    """
     if name in bundled():
         return Path(str(files("dinfer") / "assets" / name))
     if Path(name).is_dir():
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UnknownName(f"Unknown model {name!r}: no bundled name, folder or hub id (owner/name).{near(name, bundled())}")
+        raise UnknownName(
+            f"Unknown model {name!r}: no bundled name, folder or hub id (owner/name)."
+            f"{near(name, bundled())}"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -58,8 +66,9 @@ def locate(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=WANTED))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"{name!r} is no folder here and could not be fetched from the hub ({type(error).__name__});"
-            " check the name and the network, or download it elsewhere and give the folder's path."
+            f"{name!r} is no folder here and could not be fetched from the hub"
+            f" ({type(error).__name__}); check the name and the network,"
+            " or download it elsewhere and give the folder's path."
         ) from error
 
 
@@ -68,7 +77,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} in {path.parent} cannot be read as JSON: {error}.") from error
+        raise CheckpointError(
+            f"{path.name} in {path.parent} cannot be read as JSON: {error}."
+        ) from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path.name} in {path.parent} holds no JSON object.")
     return found
@@ -82,12 +93,18 @@ def family_of(config: dict[str, Any]) -> ModuleType:
         module = import_module(f"dinfer.model.{name}")
         known |= dict.fromkeys(module.ARCHITECTURES, module)
     if given not in known:
-        raise CheckpointError(f"config.json names the architecture {given!r}.{near(str(given), sorted(known))}")
+        raise CheckpointError(
+            f"config.json names the architecture {given!r}.{near(str(given), sorted(known))}"
+        )
     return known[given]
 
 
-def facts_of(family: ModuleType, folder: Path, config: dict[str, Any], overrides: dict[str, Any]) -> Facts:
-    """Facts from config.json, generation_config.json, dinfer.json (ours, optional), then `overrides`."""
+def facts_of(
+    family: ModuleType, folder: Path, config: dict[str, Any], overrides: dict[str, Any]
+) -> Facts:
+    """Facts from config.json, generation_config.json, dinfer.json (ours, optional), then
+    `overrides`.
+    """
     facts: Facts = family.facts(config)
     if (folder / "generation_config.json").is_file():
         eos = read_json(folder / "generation_config.json").get("eos_token_id")
@@ -99,10 +116,27 @@ def facts_of(family: ModuleType, folder: Path, config: dict[str, Any], overrides
         for key, value in source.items():
             if key not in allowed:
                 raise RequestError(f"Unknown fact {key!r}.{near(key, allowed)}")
-            facts = dataclasses.replace(facts, **{key: frozenset(value) if key == "eos_ids" else value})
+            facts = dataclasses.replace(facts, **{key: _fact(key, value)})
     if "block_length" in overrides and "iteration" not in overrides and facts.block_length:
-        facts = dataclasses.replace(facts, iteration=f"blockwise:length={facts.block_length}:aligned=true")
+        facts = dataclasses.replace(
+            facts, iteration=f"blockwise:length={facts.block_length}:aligned=true"
+        )
     return facts
+
+
+def _fact(key: str, value: Any) -> Any:
+    """The value of a fact in its own type. Raises RequestError for another."""
+    if key == "eos_ids" and isinstance(value, list | tuple | set | frozenset):
+        return frozenset(value)
+    hint = typing.get_type_hints(Facts)[key]
+    if (
+        key == "eos_ids"
+        or not isinstance(value, hint)
+        or (isinstance(value, bool) and hint is not bool)
+    ):
+        wanted = "a list of ids" if key == "eos_ids" else getattr(hint, "__name__", str(hint))
+        raise RequestError(f"The fact {key!r} is {value!r}; it must be {wanted}.")
+    return value
 
 
 def shards(folder: Path) -> dict[str, Path]:
@@ -113,7 +147,9 @@ def shards(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in table.items()}
     single = folder / "model.safetensors"
     if not single.is_file():
-        raise CheckpointError(f"{folder} holds no model.safetensors and no model.safetensors.index.json.")
+        raise CheckpointError(
+            f"{folder} holds no model.safetensors and no model.safetensors.index.json."
+        )
     with _open(single) as file:
         return dict.fromkeys(file.keys(), single)
 
@@ -122,17 +158,23 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} in {path.parent} is no readable safetensors file: {error}.") from error
+        raise CheckpointError(
+            f"{path.name} in {path.parent} is no readable safetensors file: {error}."
+        ) from error
 
 
 def load_weights(model: Transformer, slots: dict[str, Slot], folder: Path) -> None:
-    """Streams every tensor into its place, one at a time. Names what is missing, unexpected or of a wrong shape."""
+    """Streams every tensor into its place, one at a time. Names what is missing, unexpected or of
+    a wrong shape.
+    """
     where = shards(folder)
     missing, unexpected = sorted(set(slots) - set(where)), sorted(set(where) - set(slots))
     if missing or unexpected:
         parts = [f"missing: {', '.join(missing)}"] * bool(missing)
         parts += [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
-        raise CheckpointError(f"The tensors in {folder} are not those of this family; {'; '.join(parts)}.")
+        raise CheckpointError(
+            f"The tensors in {folder} are not those of this family; {'; '.join(parts)}."
+        )
     places = dict(model.named_parameters())
     for path in sorted(set(where.values())):
         with _open(path) as file:
@@ -144,19 +186,25 @@ def _read(file: Any, name: str, path: Path) -> torch.Tensor:
     try:
         tensor: torch.Tensor = file.get_tensor(name)
     except SafetensorError as error:
-        raise CheckpointError(f"{path.name} in {path.parent} does not hold {name}: {error}.") from error
+        raise CheckpointError(
+            f"{path.name} in {path.parent} does not hold {name}: {error}."
+        ) from error
     return tensor
 
 
 def _copy(name: str, tensor: torch.Tensor, parameter: torch.Tensor, slot: Slot) -> None:
     target = parameter.data if slot.rows is None else parameter.data[slot.rows[0] : slot.rows[1]]
     if target.shape != tensor.shape:
-        raise CheckpointError(f"{name} has the shape {list(tensor.shape)}; config.json asks for {list(target.shape)}.")
+        raise CheckpointError(
+            f"{name} has the shape {list(tensor.shape)}; config.json asks for {list(target.shape)}."
+        )
     target.copy_(tensor)
 
 
 def resolve_dtype(dtype: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    """`auto` = the checkpoint's own on a GPU; on a CPU bfloat16 with AMX, else float32 (emulated bfloat16 is slow)."""
+    """`auto` = the checkpoint's own on a GPU; on a CPU bfloat16 with AMX, else float32 (emulated
+    bfloat16 is slow).
+    """
     if dtype == "auto":
         if device.type == "cpu":
             amx = bool(torch.cpu.get_capabilities().get("amx_bf16", False))
@@ -176,12 +224,18 @@ def resolve_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise RequestError(f"Unknown device {device!r}; use auto, cpu, cuda or cuda:N.") from error
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise RequestError(f"The device {device!r} was asked for and this machine offers no CUDA; use cpu.")
+        raise RequestError(
+            f"The device {device!r} was asked for and this machine offers no CUDA; use cpu."
+        )
     return found
 
 
-def load(name: str, dtype: str = "auto", device: str = "auto", facts: dict[str, Any] | None = None) -> Loaded:
-    """Loads a model with its facts, tokenizer and chat template. Raises DinferError with one clear sentence."""
+def load(
+    name: str, dtype: str = "auto", device: str = "auto", facts: dict[str, Any] | None = None
+) -> Loaded:
+    """Loads a model with its facts, tokenizer and chat template. Raises DinferError with one clear
+    sentence.
+    """
     folder = locate(name)
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} is no checkpoint: it holds no config.json.")
@@ -199,9 +253,19 @@ def load(name: str, dtype: str = "auto", device: str = "auto", facts: dict[str, 
     load_weights(model, family.slots(shape), folder)
     model.requires_grad_(False).eval()
     if not 0 <= known.mask_id < shape.vocab:
-        raise DinferError(f"The mask id {known.mask_id} is no row of the embedding, which has {shape.vocab}.")
+        raise DinferError(
+            f"The mask id {known.mask_id} is no row of the embedding, which has {shape.vocab}."
+        )
     tokenizer = _tokenizer(folder)
-    return Loaded(name, folder, family.__name__.rpartition(".")[2], model, known, tokenizer, ChatTemplate.load(folder))
+    return Loaded(
+        name,
+        folder,
+        family.__name__.rpartition(".")[2],
+        model,
+        known,
+        tokenizer,
+        ChatTemplate.load(folder),
+    )
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

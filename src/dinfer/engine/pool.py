@@ -10,10 +10,18 @@ from dinfer.step import PAGE
 class Pool:
     """Keys and values of all sequences, [layers, 2, pages * PAGE, kv_heads, head_size].
 
-    `poison` fills pages with NaN when they are handed out, so that reading a row that never ran shows at once.
+    `poison` fills pages with NaN when they are handed out, so that reading a row that never ran
+    shows at once.
     """
 
-    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype, device: torch.device, poison: bool = False) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        poison: bool = False,
+    ) -> None:
         self.pages, self.poison = pages, poison
         size = (shape.layers, 2, pages * PAGE, shape.kv_heads, shape.head_size)
         self.arena = torch.empty(size, dtype=dtype, device=device)
@@ -37,7 +45,10 @@ class Pool:
         free = [page for page, users in enumerate(self._users) if users == 0]
         if len(free) < count:
             return None
-        chosen = next((free[i : i + count] for i in range(len(free) - count + 1) if _is_run(free, i, count)), free[:count])
+        chosen = next(
+            (free[i : i + count] for i in range(len(free) - count + 1) if _is_run(free, i, count)),
+            free[:count],
+        )
         for page in chosen:
             self._users[page] = 1
             if self.poison:

@@ -17,7 +17,9 @@ _BLANK = re.compile(r"\[BLANK(?::(\d+))?\]")
 
 @dataclass(frozen=True)
 class Holes:
-    """A text with holes: its fixed pieces, and the number of tokens of the hole after each but the last."""
+    """A text with holes: its fixed pieces, and the number of tokens of the hole after each but the
+    last.
+    """
 
     pieces: list[str]
     sizes: list[int]
@@ -34,7 +36,9 @@ class Prompts:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises RequestError where it has none."""
         if self._loaded.tokenizer is None:
-            raise RequestError(f"The model {self._loaded.name!r} brings no tokenizer; give token ids instead of text.")
+            raise RequestError(
+                f"The model {self._loaded.name!r} brings no tokenizer; give token ids, not text."
+            )
         return self._loaded.tokenizer
 
     def ids(self, prompt: Prompt) -> list[int]:
@@ -48,27 +52,40 @@ class Prompts:
         return list(prompt)
 
     def chat(self, messages: Any, **variables: Any) -> list[int]:
-        """Token ids of a conversation, rendered with the model's own template, ready for the answer."""
+        """Token ids of a conversation, rendered with the model's own template, ready for the
+        answer.
+        """
         if self._loaded.template is None:
-            raise RequestError(f"The model {self._loaded.name!r} brings no chat template; use generate.")
+            raise RequestError(
+                f"The model {self._loaded.name!r} brings no chat template; use generate."
+            )
         return self._loaded.template.encode(self.tokenizer, messages, **variables)
 
-    def complete(self, prompt: Prompt, params: SamplingParams, suffix: Prompt | None = None) -> list[Request]:
-        """`params.n` requests: the prompt, max_tokens blanks, and fixed text after them if there is a suffix."""
+    def complete(
+        self, prompt: Prompt, params: SamplingParams, suffix: Prompt | None = None
+    ) -> list[Request]:
+        """`params.n` requests: the prompt, max_tokens blanks, and fixed text after them if there
+        is a suffix.
+        """
         head, tail = self.ids(prompt), self._fixed(suffix) if suffix is not None else []
         canvas = (*head, *[None] * params.max_tokens, *tail)
         forbidden = frozenset() if suffix is None else self._special()
-        return [self._request(canvas, len(head), params, i, suffix is None, forbidden) for i in range(params.n)]
+        return [
+            self._request(canvas, len(head), params, i, suffix is None, forbidden)
+            for i in range(params.n)
+        ]
 
     def holes(self, text: str) -> Holes:
         """Splits a text at its `[BLANK:n]` marks (n tokens each)."""
         sizes = [int(m.group(1) or 0) for m in _BLANK.finditer(text)]
         if not sizes or min(sizes) < 1:
-            raise RequestError("The text for infilling needs at least one hole [BLANK:n] with n of 1 or more tokens.")
+            raise RequestError(
+                "The text for infilling needs a hole, [BLANK:n] with n of 1 or more tokens."
+            )
         return Holes(re.sub(_BLANK, "\0", text).split("\0"), sizes)
 
     def infill(self, holes: Holes, params: SamplingParams, prompt: Prompt = ()) -> Request:
-        """One request whose fixed pieces stay exactly as they are; special tokens cannot be chosen."""
+        """One request whose fixed pieces stay as they are; special tokens cannot be chosen."""
         head = self.ids(prompt) if prompt else []
         canvas: list[int | None] = [*head, *self.tokenizer.encode(holes.pieces[0])]
         for size, piece in zip(holes.sizes, holes.pieces[1:], strict=True):

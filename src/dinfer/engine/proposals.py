@@ -1,4 +1,5 @@
-"""From hidden rows to commits: gathers the undecided rows of a batch, proposes, and lets each decoder choose.
+"""From hidden rows to commits: gathers the undecided rows of a batch, proposes, and lets each
+decoder choose.
 
 B sequences of one decoder, W longest window, R undecided rows of the whole batch.
 """
@@ -29,7 +30,9 @@ class Committed:
     confidence: npt.NDArray[np.float32]
 
 
-def commits(batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int) -> list[Committed]:
+def commits(
+    batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int
+) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
     undecided, rows, offset = [], [], 0
     for sequence in batch:
@@ -51,13 +54,21 @@ def commits(batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_i
     for decoder, members in groups.items():
         parts = [slice(starts[i], starts[i + 1]) for i in members]
         group = [batch[i] for i in members]
-        for i, done in zip(members, _decide(decoder, group, [undecided[i] for i in members], found, parts), strict=True):
+        for i, done in zip(
+            members,
+            _decide(decoder, group, [undecided[i] for i in members], found, parts),
+            strict=True,
+        ):
             results[i] = done
     return [done for done in results if done is not None]
 
 
 def _decide(
-    decoder: Decoder, group: list[Sequence], undecided: list[Ids], found: dict[str, Tensor], parts: list[slice]
+    decoder: Decoder,
+    group: list[Sequence],
+    undecided: list[Ids],
+    found: dict[str, Tensor],
+    parts: list[slice],
 ) -> list[Committed]:
     """Lays the group's rows out as [B, W], asks the decoder, and reads its choice back."""
     windows = [s.window for s in group]
@@ -67,7 +78,11 @@ def _decide(
     column = np.concatenate([u - start for u, start in zip(undecided, starts, strict=True)])
     device = found["tokens"].device
     place = torch.from_numpy(line + column).to(device)
-    rows = found if len(parts) == 1 and parts[0].stop - parts[0].start == len(found["tokens"]) else None
+    rows = (
+        found
+        if len(parts) == 1 and parts[0].stop - parts[0].start == len(found["tokens"])
+        else None
+    )
     rows = rows or {name: torch.cat([x[part] for part in parts]) for name, x in found.items()}
 
     def laid(x: Tensor) -> Tensor:
@@ -88,7 +103,9 @@ def _decide(
 
 
 def _sampling(batch: Many[Sequence], undecided: list[Ids], device: torch.device) -> RowSampling:
-    """Each row's sampling; the step that keys the noise is the request's own count, so batch mates do not matter."""
+    """Each row's sampling; the step that keys the noise is the request's own count, so batch mates
+    do not matter.
+    """
     counts = [len(u) for u in undecided]
     greedy = all(s.request.params.temperature == 0 for s in batch)
     requests = [s.request for s in batch]
@@ -107,7 +124,9 @@ def _sampling(batch: Many[Sequence], undecided: list[Ids], device: torch.device)
     )
 
 
-def _allowed(batch: Many[Sequence], undecided: list[Ids], vocab: int, device: torch.device) -> Tensor | None:
+def _allowed(
+    batch: Many[Sequence], undecided: list[Ids], vocab: int, device: torch.device
+) -> Tensor | None:
     """[R, V] bool where some request forbids tokens, else None."""
     if not any(s.request.forbidden for s in batch):
         return None

@@ -3,6 +3,7 @@
 T rows, D hidden, H heads, K key/value heads, d head size.
 """
 
+import itertools
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -23,7 +24,9 @@ class Runner:
         self.device = pool.arena.device
 
     def forward(self, batch: Many[Sequence]) -> Tensor:
-        """Normed hidden rows [T, D] of the planned rows, one sequence after the other; stores their K/V."""
+        """Normed hidden rows [T, D] of the planned rows, one sequence after the other; stores
+        their K/V.
+        """
         tokens, positions, slots, spans = [], [], [], []
         start = 0
         for sequence in batch:
@@ -41,7 +44,9 @@ class Runner:
         )
         return self._run(tokens_T, positions_T, slots_T, spans)
 
-    def _run(self, tokens_T: Tensor, positions_T: Tensor, slots_T: Tensor, spans: list[Span]) -> Tensor:
+    def _run(
+        self, tokens_T: Tensor, positions_T: Tensor, slots_T: Tensor, spans: list[Span]
+    ) -> Tensor:
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             keys, values = self.pool.keys(layer), self.pool.values(layer)
             keys.index_copy_(0, slots_T, k_TKd)
@@ -52,7 +57,7 @@ class Runner:
         return out
 
     def _spans(self, sequence: Sequence, offset: int) -> list[Span]:
-        """One span of rows for each limit of sight: the plan's, or the end of the row's own block."""
+        """One span of rows for each limit of sight: the plan's, or the end of the row's block."""
         plan = sequence.plan
         assert plan is not None
         edges = [plan.rows.start, plan.rows.stop]
@@ -60,9 +65,17 @@ class Runner:
             first = (plan.rows.start // self.block + 1) * self.block
             edges[1:1] = range(first, plan.rows.stop, self.block)
         spans = []
-        for low, high in zip(edges, edges[1:], strict=False):
-            sight = plan.visible if self.block is None else min(plan.visible, -(-high // self.block) * self.block)
-            spans.append(Span(offset + low - edges[0], offset + high - edges[0], self._sight(sequence, sight)))
+        for low, high in itertools.pairwise(edges):
+            sight = (
+                plan.visible
+                if self.block is None
+                else min(plan.visible, -(-high // self.block) * self.block)
+            )
+            spans.append(
+                Span(
+                    offset + low - edges[0], offset + high - edges[0], self._sight(sequence, sight)
+                )
+            )
         return spans
 
     def _sight(self, sequence: Sequence, stop: int) -> slice | Tensor:

@@ -9,8 +9,9 @@ from dinfer.engine.sequence import Sequence
 class Scheduler:
     """First come, first admitted, as long as pages and places last; whoever is done leaves at once.
 
-    max_sequences: most sequences running. max_rows: most rows in a step; where the running ones want more, they take
-    turns (the longest waiting first, and the first always runs), so nobody starves.
+    max_sequences: most sequences running. max_rows: most rows in a step; where the running ones
+    want more, they take turns (the longest waiting first, and the first always runs), so nobody
+    starves.
     """
 
     def __init__(self, pool: Pool, max_sequences: int, max_rows: int) -> None:
@@ -23,8 +24,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def pick(self) -> list[Sequence]:
-        """Admits what fits, then chooses the sequences of this step; each has its plan. Those with no work are left in
-        `running` without one, for the engine to finish."""
+        """Admits what fits, then chooses the sequences of this step; each has its plan. Those with
+        no work are left in `running` without one, for the engine to finish."""
         while self.waiting and len(self.running) < self.max_sequences:
             pages = self.pool.take(self.waiting[0].pages_needed)
             if pages is None:

@@ -8,7 +8,16 @@ import numpy.typing as npt
 
 from dinfer.canvas import Canvas
 from dinfer.request import FinishReason, Request, Stats
-from dinfer.step import PAGE, CachePolicy, CacheState, Decoder, Iteration, StepPlan, Window, WindowState
+from dinfer.step import (
+    PAGE,
+    CachePolicy,
+    CacheState,
+    Decoder,
+    Iteration,
+    StepPlan,
+    Window,
+    WindowState,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,9 @@ class Sequence:
         return -(-len(self.canvas) // PAGE)
 
     def place(self, pages: list[int]) -> None:
-        """Gives the sequence its pages: position p lies in slot `pages[p // PAGE] * PAGE + p % PAGE`."""
+        """Gives the sequence its pages: position p lies in slot `pages[p // PAGE] * PAGE + p %
+        PAGE`.
+        """
         self.pages = pages
         table = np.array(pages, dtype=np.int64)[:, None] * PAGE + np.arange(PAGE)
         self.slots = table.reshape(-1)[: len(self.canvas)]
@@ -64,7 +75,9 @@ class Sequence:
             return False
         if window != self.window:
             self.window = window
-            self.window_state = WindowState(opened=len(self.canvas.undecided(window.start, window.stop)))
+            self.window_state = WindowState(
+                opened=len(self.canvas.undecided(window.start, window.stop))
+            )
         if self.plan is None:
             self.plan = self.strategy.cache.plan(self.canvas, window, self.cache_state)
         return True

@@ -15,10 +15,11 @@ from dinfer.train.problems import Problem, final_number
 
 @dataclass(frozen=True)
 class Score:
-    """One evaluation. accuracy (math), facts (brief): percent; bleu: sacrebleu's, 0 to 100, None without the package.
+    """One evaluation. accuracy (math), facts (brief): percent; bleu: sacrebleu's, 0 to 100, None
+    without the package.
 
-    seconds: wall time of all problems with `concurrency` at once; single_tokens_per_second: of the first `single_num`
-    problems one at a time, in the same run.
+    seconds: wall time of all problems with `concurrency` at once; single_tokens_per_second: of the
+    first `single_num` problems one at a time, in the same run.
     """
 
     task: str
@@ -46,20 +47,30 @@ def evaluate(
     single_num: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Score:
-    """Runs `num` problems of a split together (the engine admits as many as it has places for) and scores them."""
+    """Runs `num` problems of a split together (the engine admits as many as it has places for) and
+    scores them.
+    """
     examples = list(itertools.islice(draws(task, split, seed), num))
     chats = [llm.prompts.chat([{"role": "user", "content": prompt_of(e)}]) for e in examples]
     single = _one_at_a_time(llm, chats[:single_num], params) if single_num else None
     finished = itertools.count(1)
     began = time.perf_counter()
     outputs = llm.generate(
-        chats, params, on_event=lambda e: progress(next(finished)) if isinstance(e, TextEvent) and e.output else None
+        chats,
+        params,
+        on_event=lambda e: (
+            progress(next(finished)) if isinstance(e, TextEvent) and e.output else None
+        ),
     )
     seconds = time.perf_counter() - began
     texts = [output.text for output in outputs]
     tokens = sum(output.stats.tokens for output in outputs)
     right = [_right(example, text) for example, text in zip(examples, texts, strict=True)]
-    facts = [facts_right(e, text) for e, text in zip(examples, texts, strict=True) if isinstance(e, Brief)]
+    facts = [
+        facts_right(e, text)
+        for e, text in zip(examples, texts, strict=True)
+        if isinstance(e, Brief)
+    ]
     return Score(
         task=task,
         split=split,

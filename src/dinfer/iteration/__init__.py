@@ -1,1 +1,3 @@
-"""Iterations: which window to denoise next. One file each; `Iteration.window(seq) -> Window | None`."""
+"""Iterations: which window to denoise next. One file each; `Iteration.window(seq) -> Window |
+None`.
+"""

@@ -9,14 +9,18 @@ from dinfer.step import Window
 
 @dataclass(frozen=True)
 class Blockwise:
-    """Blocks of `length` positions (0 = one block), counted from position 0 if `aligned`, else from the answer."""
+    """Blocks of `length` positions (0 = one block), counted from position 0 if `aligned`, else
+    from the answer.
+    """
 
     length: int = 32
     aligned: bool = False
 
     def __post_init__(self) -> None:
         if self.length < 0:
-            raise RequestError(f"blockwise length is {self.length}; it must be 0 (one block) or more.")
+            raise RequestError(
+                f"blockwise length is {self.length}; it must be 0 (one block) or more."
+            )
 
     def window(self, canvas: Canvas) -> Window | None:
         """The leftmost block with an undecided position."""

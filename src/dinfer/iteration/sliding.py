@@ -1,4 +1,6 @@
-"""A window that moves with the leftmost masked position (the sliding window of dInfer, arXiv 2510.08666)."""
+"""A window that moves with the leftmost masked position (the sliding window of dInfer, arXiv
+2510.08666).
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +11,9 @@ from dinfer.step import Window
 
 @dataclass(frozen=True)
 class Sliding:
-    """`length` positions from the leftmost masked one, moved on whenever `stride` positions at its left are set."""
+    """`length` positions from the leftmost masked one, moved on whenever `stride` positions at its
+    left are set.
+    """
 
     length: int = 32
     stride: int = 8
@@ -17,7 +21,8 @@ class Sliding:
     def __post_init__(self) -> None:
         if not 1 <= self.stride <= self.length:
             raise RequestError(
-                f"sliding has length {self.length} and stride {self.stride}; 1 <= stride <= length is needed."
+                f"sliding has length {self.length} and stride {self.stride};"
+                " 1 <= stride <= length is needed."
             )
 
     def window(self, canvas: Canvas) -> Window | None:

@@ -1,6 +1,8 @@
-"""Random numbers that depend on nothing but (seed, position, step, index): counter-based, so batch mates do not matter.
+"""Random numbers that depend on nothing but (seed, position, step, index): counter-based, so batch
+mates do not matter.
 
-The mixing function is the finaliser of splitmix64 (Steele et al., OOPSLA 2014) on 64-bit integers that wrap around.
+The mixing function is the finaliser of splitmix64 (Steele et al., OOPSLA 2014) on 64-bit integers
+that wrap around.
 """
 
 import torch

@@ -1,6 +1,7 @@
 """The fused head: a token and its confidence for each row that needs one.
 
-R rows, D hidden, V vocabulary. Logits exist for GROUP rows at a time, so no [rows, V] matrix of a large batch is kept.
+R rows, D hidden, V vocabulary. Logits exist for GROUP rows at a time, so no [rows, V] matrix of a
+large batch is kept.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,9 @@ GROUP = 64
 
 @dataclass(frozen=True)
 class RowSampling:
-    """Sampling of each row: temperature, top_p [R] float32; top_k, seed, position, step [R] int64; or greedy."""
+    """Sampling of each row: temperature, top_p [R] float32; top_k, seed, position, step [R] int64;
+    or greedy.
+    """
 
     greedy: bool
     temperature: Tensor
@@ -41,10 +44,12 @@ def propose(
     sampling: RowSampling,
     allowed_RV: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and what `needs` names.
+    """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
+    what `needs` names.
 
-    The mask token is never proposed and has no probability. `allowed_RV` (bool) limits the choice of tokens and
-    leaves the confidence alone. `needs` may name entropy, margin, noise [R] and logits [R, V] float32.
+    The mask token is never proposed and has no probability. `allowed_RV` (bool) limits the choice
+    of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise [R] and
+    logits [R, V] float32.
     """
     needs = frozenset(needs)
     parts = []
@@ -57,7 +62,9 @@ def propose(
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def _one_group(logits: Tensor, needs: frozenset[str], sampling: RowSampling, allowed: Tensor | None) -> dict[str, Tensor]:
+def _one_group(
+    logits: Tensor, needs: frozenset[str], sampling: RowSampling, allowed: Tensor | None
+) -> dict[str, Tensor]:
     total = logits.logsumexp(dim=1)
     choice = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
     if sampling.greedy:
@@ -81,7 +88,9 @@ def _one_group(logits: Tensor, needs: frozenset[str], sampling: RowSampling, all
 
 
 def sample(logits_RV: Tensor, sampling: RowSampling) -> Tensor:
-    """One token per row: the largest of logits / temperature + Gumbel noise among top-k and top-p; temperature 0: argmax."""
+    """One token per row: the largest of logits / temperature + Gumbel noise among top-k and top-p;
+    temperature 0: argmax.
+    """
     warm = sampling.temperature > 0
     scaled = logits_RV / torch.where(warm, sampling.temperature, 1.0)[:, None]
     scaled = _top_k(scaled, sampling.top_k)

@@ -3,21 +3,30 @@
 from typing import Any
 
 from dinfer.config import number, refuse, whole
-from dinfer.step import Facts
-from dinfer.nn.weights import Slot, layer_slots
 from dinfer.nn.transformer import Shape, Transformer
+from dinfer.nn.weights import Slot, layer_slots
+from dinfer.step import Facts
 
 ARCHITECTURES = ("LLaDAModelLM",)
 Model = Transformer
 
 
 def shape(config: dict[str, Any]) -> Shape:
-    """Sizes from the OLMo-style keys of config.json; settings that the stack does not have are refused."""
+    """Sizes from the OLMo-style keys of config.json; settings that the stack does not have are
+    refused.
+    """
     expected = {
-        "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True, "alibi": False,
-        "include_bias": False, "include_qkv_bias": False, "attention_layer_norm": False, "input_emb_norm": False,
+        "block_type": "llama",
+        "activation_type": "silu",
+        "layer_norm_type": "rms",
+        "rope": True,
+        "alibi": False,
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "attention_layer_norm": False,
+        "input_emb_norm": False,
         "scale_logits": False,
-    }  # fmt: skip
+    }
     refuse(config, expected)
     hidden, heads = whole(config, "d_model"), whole(config, "n_heads")
     return Shape(
@@ -36,7 +45,9 @@ def shape(config: dict[str, Any]) -> Shape:
 
 
 def facts(config: dict[str, Any]) -> Facts:
-    """LLaDA counts blocks from the end of the prompt; any block length works, 32 is the instruct default."""
+    """LLaDA counts blocks from the end of the prompt; any block length works, 32 is the instruct
+    default.
+    """
     return Facts(
         mask_id=config.get("mask_token_id", 126336),
         eos_ids=frozenset({config.get("eos_token_id", 126081)}),
@@ -49,13 +60,22 @@ def facts(config: dict[str, Any]) -> Facts:
 
 
 _LAYER = {
-    "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "attn_out", "attention_norm": "attn_norm",
-    "mlp_norm": "ff_norm", "gate": "ff_proj", "up": "up_proj", "down": "ff_out",
-}  # fmt: skip
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "out": "attn_out",
+    "attention_norm": "attn_norm",
+    "mlp_norm": "ff_norm",
+    "gate": "ff_proj",
+    "up": "up_proj",
+    "down": "ff_out",
+}
 
 
 def slots(shape: Shape) -> dict[str, Slot]:
-    """Official tensor names. `ff_out` is the down projection inside a block and the head at the top."""
+    """Official tensor names. `ff_out` is the down projection inside a block and the head at the
+    top.
+    """
     table = {
         "model.transformer.wte.weight": Slot("embedding.weight"),
         "model.transformer.ln_f.weight": Slot("norm.weight"),
@@ -63,6 +83,8 @@ def slots(shape: Shape) -> dict[str, Slot]:
     if not shape.tied:
         table["model.transformer.ff_out.weight"] = Slot("head.weight")
     for i in range(shape.layers):
-        names = {noun: f"model.transformer.blocks.{i}.{name}.weight" for noun, name in _LAYER.items()}
+        names = {
+            noun: f"model.transformer.blocks.{i}.{name}.weight" for noun, name in _LAYER.items()
+        }
         table |= layer_slots(shape, i, names)
     return table

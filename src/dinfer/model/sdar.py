@@ -3,17 +3,27 @@
 from typing import Any
 
 from dinfer.config import number, refuse, whole
-from dinfer.step import Facts
-from dinfer.nn.weights import Slot, layer_slots
 from dinfer.nn.transformer import Shape, Transformer
+from dinfer.nn.weights import Slot, layer_slots
+from dinfer.step import Facts
 
 ARCHITECTURES = ("SDARForCausalLM",)
 Model = Transformer
 
 
 def shape(config: dict[str, Any]) -> Shape:
-    """Sizes from the Qwen3-style keys of config.json; settings that the stack does not have are refused."""
-    refuse(config, {"attention_bias": False, "hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False})
+    """Sizes from the Qwen3-style keys of config.json; settings that the stack does not have are
+    refused.
+    """
+    refuse(
+        config,
+        {
+            "attention_bias": False,
+            "hidden_act": "silu",
+            "rope_scaling": None,
+            "use_sliding_window": False,
+        },
+    )
     hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
     return Shape(
         vocab=whole(config, "vocab_size"),
@@ -32,7 +42,9 @@ def shape(config: dict[str, Any]) -> Shape:
 
 
 def facts(config: dict[str, Any]) -> Facts:
-    """Blocks are counted from position 0 of the whole sequence. The released 4-token block is no key of old configs."""
+    """Blocks are counted from position 0 of the whole sequence. The released 4-token block is no
+    key of old configs.
+    """
     block = whole(config, "block_size", 4)
     return Facts(
         mask_id=config.get("mask_token_id", 151669),
@@ -46,15 +58,26 @@ def facts(config: dict[str, Any]) -> Facts:
 
 
 _LAYER = {
-    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "out": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
-}  # fmt: skip
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
 
 
 def slots(shape: Shape) -> dict[str, Slot]:
     """Official tensor names (Qwen3 layout)."""
-    table = {"model.embed_tokens.weight": Slot("embedding.weight"), "model.norm.weight": Slot("norm.weight")}
+    table = {
+        "model.embed_tokens.weight": Slot("embedding.weight"),
+        "model.norm.weight": Slot("norm.weight"),
+    }
     if not shape.tied:
         table["lm_head.weight"] = Slot("head.weight")
     for i in range(shape.layers):

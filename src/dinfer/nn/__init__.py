@@ -1,1 +1,1 @@
-"""What model files share: attention, linear layers, norms, rotary embedding, the transformer stack."""
+"""What model files share: attention, norms, rotary embedding, the transformer stack."""

@@ -9,14 +9,18 @@ Rotary = tuple[Tensor, Tensor]
 
 def rotary_table(positions_T: Tensor, size: int, theta: float) -> Rotary:
     """cos and sin for the given positions, angles in float32: `position * theta^(-2i/size)`."""
-    rates = theta ** (-torch.arange(0, size, 2, device=positions_T.device, dtype=torch.float32) / size)
+    rates = theta ** (
+        -torch.arange(0, size, 2, device=positions_T.device, dtype=torch.float32) / size
+    )
     angles = positions_T.float()[:, None] * rates
     both = torch.cat((angles, angles), dim=-1)[:, None]
     return both.cos(), both.sin()
 
 
 def rotate(x_THd: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates each pair (i, i + d/2) of the heads by its position's angle; computed in float32, x's dtype kept."""
+    """Rotates each pair (i, i + d/2) of the heads by its position's angle; computed in float32,
+    x's dtype kept.
+    """
     cos, sin = rotary
     x = x_THd.float()
     left, right = x.chunk(2, dim=-1)

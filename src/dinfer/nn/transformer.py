@@ -5,7 +5,6 @@ T rows, D hidden, V vocabulary.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from dinfer.nn.attention import Attend, SelfAttention
@@ -52,17 +51,22 @@ class Layer(nn.Module):
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
         eps = shape.norm_eps if shape.qk_norm else None
-        self.attention = SelfAttention(shape.hidden, shape.heads, shape.kv_heads, shape.head_size, eps)
+        self.attention = SelfAttention(
+            shape.hidden, shape.heads, shape.kv_heads, shape.head_size, eps
+        )
         self.mlp_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.mlp = GatedMLP(shape.hidden, shape.intermediate)
 
     def forward(self, x_TD: Tensor, rotary: Rotary, layer: int, attend: Attend) -> Tensor:
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), rotary, layer, attend)
-        return x_TD + self.mlp(self.mlp_norm(x_TD))
+        out: Tensor = x_TD + self.mlp(self.mlp_norm(x_TD))
+        return out
 
 
 class Transformer(nn.Module):
-    """A stack over any ragged set of rows. `forward` gives normed hidden rows; `head` turns rows into logits."""
+    """A stack over any ragged set of rows. `forward` gives normed hidden rows; `head` turns rows
+    into logits.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

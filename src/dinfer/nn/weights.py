@@ -1,4 +1,6 @@
-"""Where each tensor of a checkpoint goes: official name -> parameter of ours and its rows (fused weights share one)."""
+"""Where each tensor of a checkpoint goes: official name -> parameter of ours and its rows (fused
+weights share one).
+"""
 
 from dataclasses import dataclass
 
@@ -14,9 +16,15 @@ class Slot:
 
 
 def layer_slots(shape: Shape, number: int, official: dict[str, str]) -> dict[str, Slot]:
-    """Slots of one layer. `official` maps our nouns (q, k, v, out, gate, up, down, ...) to the names in the file."""
+    """Slots of one layer. `official` maps our nouns (q, k, v, out, gate, up, down, ...) to the
+    names in the file.
+    """
     ours = f"layers.{number}."
-    q, kv, wide = shape.heads * shape.head_size, shape.kv_heads * shape.head_size, shape.intermediate
+    q, kv, wide = (
+        shape.heads * shape.head_size,
+        shape.kv_heads * shape.head_size,
+        shape.intermediate,
+    )
     slots = {
         "q": Slot(ours + "attention.qkv.weight", (0, q)),
         "k": Slot(ours + "attention.qkv.weight", (q, q + kv)),

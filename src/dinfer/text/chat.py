@@ -144,7 +144,7 @@ def _as_rendered(parts: list[str], contents: list[str], whole: str) -> list[str]
 class _Generation(Extension):
     """Reads `{% generation %}` blocks, which mark an answer for training and do nothing here."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (the base class asks for a plain set)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The block's body alone."""

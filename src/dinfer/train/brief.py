@@ -1,20 +1,32 @@
 """Tables of company figures and the investment brief that states them (the task *brief*).
 
-The figures are chosen so that every difference and percentage is a whole number. The style named in the table
-fixes the wording, so a brief has one right text; a fact is one number (or word) of that text.
+The figures are chosen so that every difference and percentage is a whole number. The style named
+in the table fixes the wording, so a brief has one right text; a fact is one number (or word) of
+that text.
 """
 
 import random
 from dataclasses import dataclass
 
 COMPANIES = [
-    "Nova Foods", "Delta Steel", "Orion Motors", "Alpine Water", "Blue Harbor", "Cedar Bank", "Polar Energy",
-    "Metro Media", "Summit Tools", "Green Valley",
-]  # fmt: skip
+    "Nova Foods",
+    "Delta Steel",
+    "Orion Motors",
+    "Alpine Water",
+    "Blue Harbor",
+    "Cedar Bank",
+    "Polar Energy",
+    "Metro Media",
+    "Summit Tools",
+    "Green Valley",
+]
 _RISKS = {
-    "food": "rising prices for grain", "energy": "a fall in the oil price", "retail": "weak demand in the shops",
-    "software": "strong rivals in the market", "transport": "the cost of fuel",
-}  # fmt: skip
+    "food": "rising prices for grain",
+    "energy": "a fall in the oil price",
+    "retail": "weak demand in the shops",
+    "software": "strong rivals in the market",
+    "transport": "the cost of fuel",
+}
 
 _STYLES = {
     "formal": (
@@ -36,7 +48,9 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Brief:
-    """One task: `key` (the figures, which decide the split), prompt, reference text and the facts by name."""
+    """One task: `key` (the figures, which decide the split), prompt, reference text and the facts
+    by name.
+    """
 
     key: str
     prompt: str
@@ -63,26 +77,46 @@ def draw_brief(rng: random.Random) -> Brief:
     sector, style = rng.choice(list(_RISKS)), rng.choice(list(_STYLES))
     good = (growth >= 10) + (margin >= 20)
     facts = {
-        "name": rng.choice(COMPANIES), "year": str(rng.randint(2015, 2029)), "revenue": str(revenue),
-        "moved": "up" if growth > 0 else "down", "before": str(before), "change": str(abs(revenue - before)),
-        "growth": str(abs(growth)), "costs": str(revenue - profit), "profit": str(profit), "margin": str(margin),
-        "earned": str(earned), "went": "rose" if profit > earned else "fell", "gain": str(abs(profit - earned)),
-        "risk": _RISKS[sector], "pace": "strong" if growth >= 10 else "weak",
-        "level": "high" if margin >= 20 else "low", "rating": ["sell", "hold", "buy"][good],
-    }  # fmt: skip
+        "name": rng.choice(COMPANIES),
+        "year": str(rng.randint(2015, 2029)),
+        "revenue": str(revenue),
+        "moved": "up" if growth > 0 else "down",
+        "before": str(before),
+        "change": str(abs(revenue - before)),
+        "growth": str(abs(growth)),
+        "costs": str(revenue - profit),
+        "profit": str(profit),
+        "margin": str(margin),
+        "earned": str(earned),
+        "went": "rose" if profit > earned else "fell",
+        "gain": str(abs(profit - earned)),
+        "risk": _RISKS[sector],
+        "pace": "strong" if growth >= 10 else "weak",
+        "level": "high" if margin >= 20 else "low",
+        "rating": ["sell", "hold", "buy"][good],
+    }
     prompt = (
         f"Company: {facts['name']}\nYear: {facts['year']}\nRevenue: {revenue}\nRevenue before: {before}\n"
         f"Costs: {revenue - profit}\nProfit before: {earned}\nSector: {sector}\nStyle: {style}\nWrite a brief."
     )
-    return Brief(f"brief {before} {revenue} {profit} {earned}", prompt, _STYLES[style].format(**facts), style, facts)
+    return Brief(
+        f"brief {before} {revenue} {profit} {earned}",
+        prompt,
+        _STYLES[style].format(**facts),
+        style,
+        facts,
+    )
 
 
 def facts_right(brief: Brief, text: str) -> float:
-    """Share of the facts of `brief` that `text` states, each in its own clause of the style (0 to 1)."""
+    """Share of the facts of `brief` that `text` states, each in its own clause of the style (0 to
+    1).
+    """
     right = 0
     for name, value in brief.facts.items():
         before, after = _STYLES[brief.style].split("{" + name + "}", 1)
-        # The literal words beside the slot say which fact it is; the neighbouring slots may hold anything.
+        # The literal words beside the slot say which fact it is; the neighbouring slots may hold
+        # anything.
         left, follow = before.rsplit("}", 1)[-1][-24:], after.split("{", 1)[0][:12]
         right += left + value + follow in text
     return right / len(brief.facts)

@@ -10,7 +10,9 @@ from dinfer.train.recipe import Recipe
 
 
 def data_hash(seed: int, num: int = 1000) -> str:
-    """SHA-256 over the first `num` training examples of each task: tells whether the same data was made."""
+    """SHA-256 over the first `num` training examples of each task: tells whether the same data was
+    made.
+    """
     digest = hashlib.sha256()
     for task in TASKS:
         for example in itertools.islice(draws(task, "train", seed + 1), num):

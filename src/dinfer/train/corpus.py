@@ -14,7 +14,8 @@ from dinfer.train.problems import Problem, draw_problem
 
 EOS, MASK, START, END = "<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPLITS = ("train", "dev", "test")
@@ -22,7 +23,9 @@ TASKS = ("math", "brief")
 
 
 def split_of(key: str) -> str:
-    """The split of a skeleton: a hash of it, so the same figures are always in the same split (5 % dev, 5 % test)."""
+    """The split of a skeleton: a hash of it, so the same figures are always in the same split (5 %
+    dev, 5 % test).
+    """
     bucket = hashlib.sha256(key.encode()).digest()[0]
     return "test" if bucket < 13 else "dev" if bucket < 26 else "train"
 
@@ -52,9 +55,9 @@ def prompt_of(example: Problem | Brief) -> str:
 def make_tokenizer(seed: int, size: int = 832) -> tokenizers.Tokenizer:
     """A byte-level BPE tokenizer of `size` ids, learnt on training examples; digits stand alone."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ])  # fmt: skip
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,

@@ -14,9 +14,16 @@ from dinfer.train.recipe import Recipe
 
 
 def export(
-    folder: Path, family: ModuleType, recipe: Recipe, model: Transformer, tokenizer: tokenizers.Tokenizer, card: str
+    folder: Path,
+    family: ModuleType,
+    recipe: Recipe,
+    model: Transformer,
+    tokenizer: tokenizers.Tokenizer,
+    card: str,
 ) -> None:
-    """Weights in bfloat16 under their official names, configs, tokenizer, chat template and the card."""
+    """Weights in bfloat16 under their official names, configs, tokenizer, chat template and the
+    card.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     parameters = dict(model.named_parameters())
     tensors = {}
@@ -36,5 +43,7 @@ def export(
         "dinfer.json": recipe.facts,
     }  # fmt: skip
     for file, content in files.items():
-        (folder / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / file).write_text(
+            json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -1,7 +1,8 @@
 """Masked-diffusion loss for both attention patterns.
 
-Every example runs twice in a step under complementary masks (the trick of Fast-dLLM v2, arXiv 2509.26328), so each
-answer token is predicted exactly once. B examples, L canvas rows, R rows of the two noisy copies, T all rows.
+Every example runs twice in a step under complementary masks (the trick of Fast-dLLM v2, arXiv
+2509.26328), so each answer token is predicted exactly once. B examples, L canvas rows, R rows of
+the two noisy copies, T all rows.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ FAINT = 0.1
 
 @dataclass(frozen=True)
 class Noised:
-    """One batch ready to run: rows, their positions, who sees whom, and the targets with their weights."""
+    """One batch ready to run: rows, their positions, who sees whom, and the targets with their
+    weights.
+    """
 
     tokens_BT: Tensor
     positions_T: Tensor
@@ -29,10 +32,20 @@ class Noised:
     weights_BT: Tensor
 
 
-def block_causal_batch(batch: list[Ids], block: int, mask_id: int, eos_id: int, rng: torch.Generator) -> Noised:
-    """Clean canvas once, then two noisy copies of the answer's blocks that see the clean blocks before their own.
+def block_causal_batch(
+    batch: list[Ids],
+    block: int,
+    mask_id: int,
+    eos_id: int,
+    rng: torch.Generator,
+    all_masked: bool = False,
+) -> Noised:
+    """Clean canvas once, then noisy copies of the answer's blocks that see the clean blocks before
+    their own: two with complementary masks, or one that is `all_masked`.
 
-    The layout of block diffusion (arXiv 2503.09573, section 3): one pass trains every block.
+    The layout of block diffusion (arXiv 2503.09573, section 3): one pass trains every block. All
+    masked with short blocks, every token is predicted from (nearly) all before it, so sums are
+    learnt from every example and not only where chance leaves both numbers visible.
     """
     length = -(-max(len(x.prompt) + len(x.answer) for x in batch) // block) * block
     start = min(len(x.prompt) for x in batch) // block * block
@@ -41,24 +54,37 @@ def block_causal_batch(batch: list[Ids], block: int, mask_id: int, eos_id: int, 
     answered &= torch.arange(length) < own_end[:, None]
     rates = torch.rand(len(batch), length // block, generator=rng).repeat_interleave(block, dim=1)
     hidden = torch.rand(len(batch), length, generator=rng) < rates
-    copies = [torch.where(part & answered, mask_id, clean)[:, start:] for part in (hidden, ~hidden)]
+    # One copy is enough where all is masked; else the second one has the complementary mask.
+    parts = [torch.ones_like(hidden)] if all_masked else [hidden, ~hidden]
+    copies = [torch.where(part & answered, mask_id, clean)[:, start:] for part in parts]
     places = torch.arange(length)
-    positions = torch.cat((places, places[start:], places[start:]))
-    copy = torch.repeat_interleave(torch.arange(3), torch.tensor([length, length - start, length - start]))
+    positions = torch.cat((places, *[places[start:]] * len(parts)))
+    lengths = torch.tensor([length, *[length - start] * len(parts)])
+    copy = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     number = positions // block
     before = (copy[None, :] == 0) & (number[None, :] < number[:, None])
     same = (copy[None, :] == copy[:, None]) & (number[None, :] == number[:, None])
     weights = torch.where(clean == eos_id, FAINT, 1.0) * answered
-    parts = [torch.zeros_like(weights), (weights * hidden)[:, start:], (weights * ~hidden)[:, start:]]
-    targets = torch.cat((clean, clean[:, start:], clean[:, start:]), dim=1)
-    return Noised(torch.cat((clean, *copies), dim=1), positions, before | same, targets, torch.cat(parts, dim=1))
+    kept = [torch.zeros_like(weights), *((weights * part)[:, start:] for part in parts)]
+    targets = torch.cat((clean, *[clean[:, start:]] * len(parts)), dim=1)
+    return Noised(
+        torch.cat((clean, *copies), dim=1),
+        positions,
+        before | same,
+        targets,
+        torch.cat(kept, dim=1),
+    )
 
 
-def bidirectional_batch(batch: list[Ids], block: int, mask_id: int, eos_id: int, rng: torch.Generator) -> Noised:
-    """Two complementary masked copies of each canvas; half of the examples look like blockwise decoding.
+def bidirectional_batch(
+    batch: list[Ids], block: int, mask_id: int, eos_id: int, rng: torch.Generator
+) -> Noised:
+    """Two complementary masked copies of each canvas; half of the examples look like blockwise
+    decoding.
 
-    Those have everything before one block (counted from the prompt's end) set and everything after it masked. The
-    canvas ends in a random length of end-of-text, as an answer in a larger canvas does.
+    Those have everything before one block (counted from the prompt's end) set and everything after
+    it masked. The canvas ends in a random length of end-of-text, as an answer in a larger canvas
+    does.
     """
     longest = max(len(x.prompt) + len(x.answer) for x in batch)
     length = longest + int(torch.randint(0, 97, (), generator=rng))
@@ -70,6 +96,11 @@ def bidirectional_batch(batch: list[Ids], block: int, mask_id: int, eos_id: int,
     last = torch.tensor([(len(x.answer) + block // 2) // block for x in batch])[:, None]
     current = (torch.rand(len(batch), 1, generator=rng) * (last + 1)).long().clamp(max=number.max())
     blockwise = torch.rand(len(batch), 1, generator=rng) < 0.5
+    # Half of the blocks are set up to a cut, as confident decoding tends to go from left to right.
+    cut = torch.randint(0, block, (len(batch), 1), generator=rng)
+    ordered = torch.rand(len(batch), 1, generator=rng) < 0.5
+    offset = (torch.arange(length) - prompts) % block
+    hidden = torch.where(blockwise & ordered, offset >= cut, hidden)
     future = blockwise & (number > current)
     open_rows = answered & (~blockwise | (number == current))
     weights = torch.where((clean == eos_id) | future, FAINT, 1.0)
@@ -78,7 +109,9 @@ def bidirectional_batch(batch: list[Ids], block: int, mask_id: int, eos_id: int,
         masked = (part & open_rows) | (answered & future)
         tokens.append(torch.where(masked, mask_id, clean))
         kept.append(weights * masked)
-    return Noised(torch.cat(tokens), torch.arange(length), None, torch.cat((clean, clean)), torch.cat(kept))
+    return Noised(
+        torch.cat(tokens), torch.arange(length), None, torch.cat((clean, clean)), torch.cat(kept)
+    )
 
 
 def _canvas(batch: list[Ids], length: int, eos_id: int) -> tuple[Tensor, Tensor]:
@@ -91,11 +124,17 @@ def _canvas(batch: list[Ids], length: int, eos_id: int) -> tuple[Tensor, Tensor]
 
 
 def dense_attention(examples: int, visible_TT: Tensor | None) -> Attend:
-    """Attention inside each of `examples` canvases that lie one after another in the rows; stores nothing."""
+    """Attention inside each of `examples` canvases that lie one after another in the rows; stores
+    nothing.
+    """
 
     def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
-        q, k, v = (x.unflatten(0, (examples, -1)).transpose(1, 2) for x in (q_THd, k_TKd, v_TKd))
-        mixed = scaled_dot_product_attention(q, k, v, attn_mask=visible_TT, enable_gqa=q.shape[1] != k.shape[1])
+        q, k, v = (
+            x.view(examples, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THd, k_TKd, v_TKd)
+        )
+        mixed = scaled_dot_product_attention(
+            q, k, v, attn_mask=visible_TT, enable_gqa=q.shape[1] != k.shape[1]
+        )
         return mixed.transpose(1, 2).flatten(0, 1)
 
     return attend
@@ -103,7 +142,7 @@ def dense_attention(examples: int, visible_TT: Tensor | None) -> Attend:
 
 def masked_loss(model: Transformer, noised: Noised, mask_id: int) -> Tensor:
     """Weighted mean cross-entropy of the masked rows; the head runs on those rows alone."""
-    examples, rows = noised.tokens_BT.shape
+    examples = len(noised.tokens_BT)
     x_TD = model.embed(noised.tokens_BT.flatten())
     attend = dense_attention(examples, noised.visible_TT)
     x_TD = model(x_TD, noised.positions_T.repeat(examples), attend)

@@ -1,7 +1,8 @@
 """English word problems of one to four steps, with written-out answers (the task *math*).
 
-A problem is drawn as a skeleton (family, wording, numbers) and then dressed with names and objects. The split
-(train, dev or test) is a hash of the skeleton alone, so no two splits share a problem even under other names.
+A problem is drawn as a skeleton (family, wording, numbers) and then dressed with names and
+objects. The split (train, dev or test) is a hash of the skeleton alone, so no two splits share a
+problem even under other names.
 """
 
 import random
@@ -10,16 +11,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 NAMES = [
-    ("Tom", "he"), ("Ben", "he"), ("Sam", "he"), ("Leo", "he"), ("Max", "he"), ("Omar", "he"),
-    ("Ravi", "he"), ("Paul", "he"), ("Anna", "she"), ("Mia", "she"), ("Lucy", "she"), ("Nina", "she"),
-    ("Sara", "she"), ("Emma", "she"), ("Ling", "she"), ("Rosa", "she"),
-]  # fmt: skip
-OBJECTS = ["apples", "books", "coins", "cards", "pens", "stamps", "shells", "eggs", "cups", "balls", "toys", "cakes"]
+    ("Tom", "he"),
+    ("Ben", "he"),
+    ("Sam", "he"),
+    ("Leo", "he"),
+    ("Max", "he"),
+    ("Omar", "he"),
+    ("Ravi", "he"),
+    ("Paul", "he"),
+    ("Anna", "she"),
+    ("Mia", "she"),
+    ("Lucy", "she"),
+    ("Nina", "she"),
+    ("Sara", "she"),
+    ("Emma", "she"),
+    ("Ling", "she"),
+    ("Rosa", "she"),
+]
+OBJECTS = [
+    "apples",
+    "books",
+    "coins",
+    "cards",
+    "pens",
+    "stamps",
+    "shells",
+    "eggs",
+    "cups",
+    "balls",
+    "toys",
+    "cakes",
+]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One word problem: `key` (the skeleton that decides the split), question, worked answer, final number."""
+    """One word problem: `key` (the skeleton that decides the split), question, worked answer,
+    final number.
+    """
 
     key: str
     question: str
@@ -63,7 +92,11 @@ _SHARE = [
     "Then {p} shares them equally in {b} bags and keeps one bag.",
     "{N} splits the {o} in {b} equal parts and takes one part.",
 ]
-_NOW = ["How many {o} does {N} have now?", "How many {o} are there in the end?", "What is the number of {o} now?"]
+_NOW = [
+    "How many {o} does {N} have now?",
+    "How many {o} are there in the end?",
+    "What is the number of {o} now?",
+]
 
 
 def _chain(draw: _Draw, steps: int) -> tuple[list[str], list[str], int]:
@@ -112,7 +145,9 @@ def _shop(draw: _Draw, steps: int) -> tuple[list[str], list[str], int]:
     question = ["How much does {N} pay?", "How many dollars is that in all?"]
     if steps in (2, 4):
         paid = draw.number(total + 1, 99 if total < 98 else total + 3)
-        text.append(draw.wording(["{P} has ${a}.", "{P} pays with ${a}."]).replace("{a}", str(paid)))
+        text.append(
+            draw.wording(["{P} has ${a}.", "{P} pays with ${a}."]).replace("{a}", str(paid))
+        )
         lines.append(f"Left are {paid}-{total}={paid - total} dollars.")
         total = paid - total
         question = ["How much money is left?", "How much change does {p} get?"]
@@ -146,7 +181,14 @@ def _compare(draw: _Draw, steps: int) -> tuple[list[str], list[str], int]:
     for value in values[1:]:
         lines.append(f"Together {total}+{value}={total + value} {{o}}.")
         total += value
-    return [*text, draw.wording(["How many {o} do they have together?", "How many {o} is that in all?"])], lines, total
+    return (
+        [
+            *text,
+            draw.wording(["How many {o} do they have together?", "How many {o} is that in all?"]),
+        ],
+        lines,
+        total,
+    )
 
 
 def _work(draw: _Draw, steps: int) -> tuple[list[str], list[str], int]:
@@ -162,10 +204,14 @@ def _work(draw: _Draw, steps: int) -> tuple[list[str], list[str], int]:
         hours += extra
     total = rate * hours
     lines.append(f"In {hours} hours {{p}} {verb} {hours}*{rate}={total} {{o}}.")
-    question = f"How many {{o}} is that?"
+    question = "How many {o} is that?"
     if steps in (2, 3):
         b = draw.number(1, total - 1)
-        text.append(draw.wording(["Then {b} of them break.", "{P} gives {b} of them to {F}."]).replace("{b}", str(b)))
+        text.append(
+            draw.wording(["Then {b} of them break.", "{P} gives {b} of them to {F}."]).replace(
+                "{b}", str(b)
+            )
+        )
         lines.append(f"Left are {total}-{b}={total - b} {{o}}.")
         total, question = total - b, "How many {o} are left?"
     elif steps == 4:
@@ -179,8 +225,11 @@ def _work(draw: _Draw, steps: int) -> tuple[list[str], list[str], int]:
 
 
 _FAMILIES: dict[str, Callable[[_Draw, int], tuple[list[str], list[str], int]]] = {
-    "chain": _chain, "shop": _shop, "compare": _compare, "work": _work,
-}  # fmt: skip
+    "chain": _chain,
+    "shop": _shop,
+    "compare": _compare,
+    "work": _work,
+}
 
 
 def draw_problem(rng: random.Random) -> Problem:

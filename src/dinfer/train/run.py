@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dinfer.errors import DinferError, UnknownName
-from dinfer.nn import attention
+from dinfer.nn import rope
 from dinfer.nn.norm import RMSNorm
 from dinfer.nn.transformer import GatedMLP, Transformer
 from dinfer.registry import near
@@ -32,12 +32,19 @@ POOL = 32
 MICRO = 16
 """Examples per forward: small enough that the activations stay in a CPU's last cache."""
 
+SHORT = (1, 1, 2, 4)
+"""Lengths of the short blocks that every other forward of a block-causal model trains with."""
+
 Report = Callable[[int, float, float], None]
 """Told after each step: number of steps done, loss, seconds of the step."""
 
 
-def batches(tokenizer: tokenizers.Tokenizer, task: str, size: int, seed: int, skip: int) -> Iterator[list[Ids]]:
-    """Endless batches of training examples of similar length; `skip` batches are left out (a resumed run)."""
+def batches(
+    tokenizer: tokenizers.Tokenizer, task: str, size: int, seed: int, skip: int
+) -> Iterator[list[Ids]]:
+    """Endless batches of training examples of similar length; `skip` batches are left out (a
+    resumed run).
+    """
     stream, rng = draws(task, "train", seed + 1), random.Random(seed)
     done = 0
     while True:
@@ -47,19 +54,23 @@ def batches(tokenizer: tokenizers.Tokenizer, task: str, size: int, seed: int, sk
         done += POOL
         if done <= skip:
             continue
-        ids = sorted(encode(tokenizer, examples), key=lambda x: (len(x.prompt) // BLOCK, len(x.answer)))
+        ids = sorted(
+            encode(tokenizer, examples), key=lambda x: (len(x.prompt) // BLOCK, len(x.answer))
+        )
         for place in order[max(0, skip - done + POOL) :]:
             yield ids[place * size : (place + 1) * size]
 
 
 class Run:
-    """One training run: model, optimizers, data and step count; `save` and `resume` keep all of it."""
+    """One training run: model, optimizers, data, step count; `save` and `resume` keep them."""
 
     def __init__(self, recipe: Recipe, model: Transformer, seed: int, device: str) -> None:
         self.recipe, self.model, self.seed, self.device = recipe, model.to(device), seed, device
         self.tokenizer = make_tokenizer(seed)
         self.step = 0
-        matrices = [p for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2]
+        matrices = [
+            p for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2
+        ]
         chosen = {id(p) for p in matrices}
         rest = [p for p in model.parameters() if id(p) not in chosen]
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -90,21 +101,25 @@ class Run:
     def train(self, report: Report, save_to: Path | None = None, save_every: int = 100) -> None:
         """Runs the steps that are left."""
         sizes = {"math": self.recipe.math, "brief": self.recipe.brief}
-        streams = [batches(self.tokenizer, task, sizes[task], self.seed, self.step) for task in TASKS]
+        streams = [
+            batches(self.tokenizer, task, sizes[task], self.seed, self.step) for task in TASKS
+        ]
         while self.step < self.recipe.steps:
             began = time.perf_counter()
             loss = self._one_step([next(stream) for stream in streams])
             self.step += 1
             report(self.step, loss, time.perf_counter() - began)
-            if save_to is not None and (self.step % save_every == 0 or self.step == self.recipe.steps):
+            if save_to is not None and (
+                self.step % save_every == 0 or self.step == self.recipe.steps
+            ):
                 self.save(save_to)
 
     def _one_step(self, parts: list[list[Ids]]) -> float:
         parts = [part[i : i + MICRO] for part in parts for i in range(0, len(part), MICRO)]
         rng = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         total = 0.0
-        for part in parts:
-            loss = self._loss(part, rng) / len(parts)
+        for number, part in enumerate(parts):
+            loss = self._loss(part, rng, number) / len(parts)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -114,9 +129,15 @@ class Run:
             optimizer.zero_grad()
         return total
 
-    def _loss(self, part: list[Ids], rng: torch.Generator) -> Tensor:
-        noise = block_causal_batch if self.recipe.block_causal else bidirectional_batch
-        return masked_loss(self.model, noise(part, BLOCK, MASK_ID, EOS_ID, rng), MASK_ID)
+    def _loss(self, part: list[Ids], rng: torch.Generator, number: int) -> Tensor:
+        if not self.recipe.block_causal:
+            noised = bidirectional_batch(part, BLOCK, MASK_ID, EOS_ID, rng)
+        elif (self.step + number) % 2:
+            short = SHORT[int(torch.randint(len(SHORT), (), generator=rng))]
+            noised = block_causal_batch(part, short, MASK_ID, EOS_ID, rng, all_masked=True)
+        else:
+            noised = block_causal_batch(part, BLOCK, MASK_ID, EOS_ID, rng)
+        return masked_loss(self.model, noised, MASK_ID)
 
     def _rate(self) -> float:
         """Warm-up over 50 steps, then flat, then linear to zero over the last 40 % of the steps."""
@@ -136,9 +157,11 @@ def new_model(recipe: Recipe, seed: int) -> tuple[ModuleType, Transformer]:
 
 
 def compile_pieces(model: Transformer) -> None:
-    """Compiles norms, gated MLPs and the rotation, once for all lengths; about a fifth less time per step on a CPU."""
+    """Compiles norms, gated MLPs and the rotation, once for all lengths; about a fifth less time
+    per step on a CPU.
+    """
     torch._dynamo.config.cache_size_limit = 64
-    attention.rotate = torch.compile(attention.rotate, dynamic=True)
+    rope.rotate = torch.compile(rope.rotate, dynamic=True)
     for module in model.modules():
         if isinstance(module, RMSNorm | GatedMLP):
             module.compile(dynamic=True)
@@ -147,7 +170,9 @@ def compile_pieces(model: Transformer) -> None:
 def warm_start(run: Run, state: Path) -> None:
     """First weights from the saved run of the SDAR-form model."""
     if not state.is_file():
-        raise DinferError(f"--from is {str(state)!r}, which is no file; give the state.pt of a tiny-sdar run.")
+        raise DinferError(
+            f"--from is {str(state)!r}, which is no file; give the state.pt of a tiny-sdar run."
+        )
     _, source = new_model(RECIPES["tiny-sdar"], run.seed)
     source.load_state_dict(torch.load(state, weights_only=True, map_location="cpu")["model"])
     batch = next(batches(run.tokenizer, "math", MICRO, run.seed, 0))
@@ -168,7 +193,9 @@ def train_bundled(
     device: str,
     report: Callable[[int, int, float, float], None],
 ) -> Path:
-    """`dinfer train`: runs or resumes a recipe in the folder `out` and writes the model to `out/model`."""
+    """`dinfer train`: runs or resumes a recipe in the folder `out` and writes the model to
+    `out/model`.
+    """
     if name not in RECIPES:
         raise UnknownName(f"Unknown model to train {name!r}.{near(name, list(RECIPES))}")
     torch.set_num_threads(threads or torch.get_num_threads())
@@ -184,6 +211,15 @@ def train_bundled(
         warm_start(run, start)
     if compiled:
         compile_pieces(run.model)
-    run.train(lambda step, loss, seconds: report(step, recipe.steps, loss, seconds), state, save_every=50)
-    export(out / "model", family, recipe, run.model, run.tokenizer, card(name, recipe, run.model, seed, start))
+    run.train(
+        lambda step, loss, seconds: report(step, recipe.steps, loss, seconds), state, save_every=50
+    )
+    export(
+        out / "model",
+        family,
+        recipe,
+        run.model,
+        run.tokenizer,
+        card(name, recipe, run.model, seed, start),
+    )
     return out / "model"

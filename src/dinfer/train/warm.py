@@ -1,8 +1,11 @@
 """Starting a LLaDA-form model from the weights of an SDAR-form one of the same sizes.
 
-The two differ in the per-head norms of q and k. A norm divides by the row's root mean square, which varies little
-between rows; with its mean folded into the projection, the model without norms starts near the other one.
+The two differ in the per-head norms of q and k. A norm divides by the row's root mean square,
+which varies little between rows; with its mean folded into the projection, the model without norms
+starts near the other one.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +30,12 @@ def carry_over(source: Transformer, target: Transformer, sample: Noised) -> None
         hook.remove()
     own = target.state_dict()
     target.load_state_dict({name: x for name, x in source.state_dict().items() if name in own})
-    for number, (old, new) in enumerate(zip(source.layers, target.layers, strict=True)):
-        q, k = (seen[f"{number}.{p}"][:, None] * getattr(old.attention, p).weight for p in ("q_norm", "k_norm"))
+    pairs: Any = zip(source.layers, target.layers, strict=True)
+    for number, (old, new) in enumerate(pairs):
+        q, k = (
+            seen[f"{number}.{p}"][:, None] * getattr(old.attention, p).weight
+            for p in ("q_norm", "k_norm")
+        )
         rows = torch.cat((q.flatten(), k.flatten()))
         new.attention.qkv.weight[: len(rows)] *= rows[:, None]
 

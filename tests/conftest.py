@@ -1,0 +1,103 @@
+"""Shared pieces: tiny random models of each family, engines over them, and a model whose logits
+are scripted.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dinfer.engine.engine import Engine, Limits
+from dinfer.engine.load import Loaded, load
+from dinfer.nn.transformer import Shape
+from dinfer.request import Output, Request, SamplingParams, TextEvent
+from dinfer.step import Facts
+
+GOLDEN = Path(__file__).parent / "golden"
+FAMILIES = ["llada", "llada_gqa", "sdar"]
+
+
+@pytest.fixture(scope="session")
+def models() -> dict[str, Loaded]:
+    """Each golden checkpoint, loaded once in float32."""
+    return {name: load(str(GOLDEN / name), "float32", "cpu") for name in FAMILIES}
+
+
+@pytest.fixture
+def make_engine(models: dict[str, Loaded]) -> Callable[..., Engine]:
+    """An engine over a tiny model whose fresh pages are full of NaN."""
+
+    def make(family: str, **limits: int) -> Engine:
+        loaded = models[family]
+        given = {"sequences": 64, "rows": 4096, "pages": 256, **limits}
+        return Engine(loaded.model, loaded.facts, None, Limits(poison=True, **given))
+
+    return make
+
+
+def request(
+    name: str, prompt: list[int], params: SamplingParams, seed: int | None = None
+) -> Request:
+    """A plain completion request."""
+    canvas = (*prompt, *[None] * params.max_tokens)
+    return Request(name, canvas, len(prompt), params, seed=params.seed if seed is None else seed)
+
+
+def serve(engine: Engine, requests: list[Request]) -> dict[str, Output]:
+    """Runs requests to their end, all added at once."""
+    for one in requests:
+        engine.add(one)
+    outputs = {}
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, TextEvent) and event.output is not None:
+                outputs[event.id] = event.output
+    return outputs
+
+
+class Scripted(nn.Module):
+    """A model whose logits at each position are given: `script[position]` = (token, logit); all
+    others 0.
+    """
+
+    def __init__(self, script: dict[int, tuple[int, float]], vocab: int = 16) -> None:
+        super().__init__()
+        self.shape = Shape(vocab, 1, 1, 1, 1, 1, 1, 1e-6, 1e4, 128)
+        self.embedding = nn.Embedding(vocab, 1)
+        self.logits = torch.zeros(129, vocab)
+        for position, (token, logit) in script.items():
+            self.logits[position, token] = logit
+        self.rows: list[list[int]] = []
+
+    def embed(self, tokens_T: Tensor) -> Tensor:
+        return tokens_T[:, None].float()
+
+    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: object) -> Tensor:
+        self.rows.append(positions_T.tolist())
+        return positions_T[:, None].float()
+
+    def head(self, hidden_RD: Tensor) -> Tensor:
+        return self.logits[hidden_RD[:, 0].long()].clone()
+
+
+MASK, EOS = 15, 14
+
+
+@pytest.fixture
+def scripted() -> Callable[..., Engine]:
+    """An engine over a Scripted model; mask id 15, end-of-text 14."""
+
+    def make(script: dict[int, tuple[int, float]], block: int | None = None) -> Engine:
+        facts = Facts(MASK, frozenset({EOS}), block, 128, "blockwise:length=8", "none", "fixed")
+        return Engine(Scripted(script), facts, None, Limits(pages=16))
+
+    return make
+
+
+def golden_cases(family: str, kind: str) -> list[dict]:
+    """The cases of a golden folder."""
+    cases = json.loads((GOLDEN / family / "cases.json").read_text())["cases"]
+    return [case for case in cases if case["kind"] == kind]

@@ -1,0 +1,93 @@
+"""A request's tokens do not depend on who else is served, when they came, or who was aborted
+(float32, CPU).
+"""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dinfer.engine.engine import Engine
+from dinfer.request import Request, SamplingParams, TextEvent
+
+from ..conftest import FAMILIES, request, serve
+
+CACHES = {
+    "llada": ["none", "prefix", "dual", "vicinity:left=4:right=2"],
+    "llada_gqa": ["none", "dual:refresh=3", "vicinity:warmup=2"],
+    "sdar": ["none", "prefix", "dual", "vicinity", "block"],
+}
+DECODERS = ["fixed", "fixed:ranking=random:steps=5", "threshold:threshold=0.4", "factor:factor=2.0"]
+ITERATIONS = [
+    "blockwise:length=8",
+    "blockwise:length=12:aligned=true",
+    "sliding:length=10:stride=3",
+    None,
+]
+
+
+def mixed(family: str, seed: int, count: int) -> list[Request]:
+    rng = random.Random(seed)
+    found = []
+    for number in range(count):
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 40),
+            temperature=rng.choice([0.0, 0.0, 0.7, 1.3]),
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 20]),
+            seed=rng.randrange(1000),
+            ignore_eos=rng.random() < 0.5,
+            cache=rng.choice(CACHES[family]),
+            decoder=rng.choice(DECODERS),
+            iteration=rng.choice(ITERATIONS),
+        )
+        prompt = [rng.randrange(300) for _ in range(rng.randint(0, 45))]
+        found.append(request(f"{seed}-{number}", prompt, params))
+    return found
+
+
+def serve_in_disorder(
+    engine: Engine, requests: list[Request], rng: random.Random
+) -> dict[str, list[int]]:
+    """Requests arrive between steps; some companions are aborted at a random step."""
+    waiting, tokens, companions = list(requests), {}, 0
+    rng.shuffle(waiting)
+    while waiting or engine.busy:
+        while waiting and rng.random() < 0.4:
+            engine.add(waiting.pop())
+        if rng.random() < 0.3:
+            companions += 1
+            engine.add(
+                request(
+                    f"companion-{companions}",
+                    [3] * rng.randint(0, 20),
+                    SamplingParams(max_tokens=30),
+                )
+            )
+        if rng.random() < 0.3 and companions:
+            engine.abort(f"companion-{rng.randint(1, companions)}")
+        for event in engine.step():
+            if (
+                isinstance(event, TextEvent)
+                and event.output
+                and not event.id.startswith("companion")
+            ):
+                tokens[event.id] = event.output.token_ids
+    return tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(
+    deadline=None, max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 10**6))
+def test_mixed_requests(make_engine: Callable[..., Engine], family: str, seed: int) -> None:
+    requests = mixed(family, seed, 16)
+    alone = {r.id: serve(make_engine(family, pages=8), [r])[r.id].token_ids for r in requests}
+    together = serve(make_engine(family, rows=300), requests)
+    assert {name: output.token_ids for name, output in together.items()} == alone
+    engine = make_engine(family, sequences=6, pages=24)
+    assert serve_in_disorder(engine, requests, random.Random(seed)) == alone
+    assert engine.pool.free == engine.pool.pages
