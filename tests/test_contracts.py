@@ -38,7 +38,7 @@ def rows_of(proposal: Proposal, rows: slice) -> Proposal:
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), batch=st.integers(1, 5), width=st.integers(1, 12))
 def test_decoder(name: str, seed: int, batch: int, width: int) -> None:
-    """Commits only masked positions, at least one in each window that has one, alone as in company."""
+    """Commits masked positions only, one at least where there is one, in any batch."""
     rng = torch.Generator().manual_seed(seed)
     decoder = build("decoder", name)
     proposal = random_proposal(rng, batch, width)

@@ -34,27 +34,42 @@ class SamplingParams:
     iteration: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str | list):
-            object.__setattr__(
-                self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-            )
+        if self.stop is None or isinstance(self.stop, str | list):
+            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+            object.__setattr__(self, "stop", stop)
         _whole("max_tokens", self.max_tokens, 1)
-        _whole("top_k", self.top_k, 0)
+        _whole("top_k", self.top_k, 0, 2**31 - 1)
         _whole("n", self.n, 1)
         _whole("seed", self.seed, 0)
-        if not 0.0 <= self.temperature < float("inf"):
+        # Logits are divided in float32, where a larger number is infinite.
+        if not _is_number(self.temperature) or not 0.0 <= self.temperature <= 1e38:
             raise RequestError(
-                f"temperature is {self.temperature}; it must be 0 or more and finite."
+                f"temperature is {self.temperature!r}; it must be a number of 0 or more and finite"
+                " (at most 1e38)."
             )
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
-        if any(not isinstance(text, str) or not text for text in self.stop):
+        if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
+            raise RequestError(
+                f"top_p is {self.top_p!r}; it must be a number above 0 and at most 1."
+            )
+        if not isinstance(self.stop, tuple) or any(
+            not isinstance(text, str) or not text for text in self.stop
+        ):
             raise RequestError(f"stop is {self.stop!r}; it must hold non-empty strings.")
+        for kind in ("decoder", "cache", "iteration"):
+            spec = getattr(self, kind)
+            if spec is not None and not isinstance(spec, str):
+                raise RequestError(f"{kind} is {spec!r}; it must be a spec string or None.")
 
 
-def _whole(name: str, value: object, least: int) -> None:
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RequestError(f"{name} is {value!r}; it must be a whole number of {least} or more.")
+    if most is not None and value > most:
+        raise RequestError(f"{name} is {value}; it must be at most {most}.")
 
 
 @dataclass(frozen=True)

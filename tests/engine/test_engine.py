@@ -1,4 +1,6 @@
-"""The engine on a model whose logits are scripted, so that every right answer was worked out by hand."""
+"""The engine on a model whose logits are scripted, so that every right answer was worked out by
+hand.
+"""
 
 from collections.abc import Callable
 
@@ -25,7 +27,9 @@ def test_order_of_confidence(scripted: Callable[..., Engine]) -> None:
     assert order == [[1], [3], [2], [0]]
 
 
-def test_confidence_is_the_probability_under_the_raw_logits(scripted: Callable[..., Engine]) -> None:
+def test_confidence_is_the_probability_under_the_raw_logits(
+    scripted: Callable[..., Engine],
+) -> None:
     """One logit of ln 14 among 15 tokens (the mask token has none): 14 / (14 + 14) = 0.5."""
     engine = scripted({0: (5, 2.6390573296152584)})
     engine.add(request("a", [], SamplingParams(max_tokens=1, temperature=3.0, seed=5)))
@@ -43,7 +47,7 @@ def test_threshold_takes_all_that_are_sure(scripted: Callable[..., Engine]) -> N
 
 
 def test_end_of_text_ends_the_answer(scripted: Callable[..., Engine]) -> None:
-    """EOS at place 2 is the surest: what lies behind it is never decided; what lies before it is."""
+    """EOS at place 2 is the surest: what lies behind it is never decided, what is before it is."""
     script = {3: (5, 2.0), 4: (6, 3.0), 5: (EOS, 9.0), 6: (7, 1.0), 7: (7, 1.0)}
     out = run(scripted(script), [1, EOS, 2], max_tokens=5)
     assert out.token_ids == [5, 6]
@@ -76,7 +80,9 @@ def test_the_mask_token_is_never_proposed(scripted: Callable[..., Engine]) -> No
 def test_answers_end_at_max_tokens_inside_a_block(scripted: Callable[..., Engine]) -> None:
     """Block 8, prompt 3, 6 tokens: the canvas has 16 places and only 3..8 are decided."""
     engine = scripted({p: (5, 5.0 - p / 10) for p in range(16)}, block=8)
-    out = run(engine, [1, 2, 3], max_tokens=6, cache="block", iteration="blockwise:length=8:aligned=true")
+    out = run(
+        engine, [1, 2, 3], max_tokens=6, cache="block", iteration="blockwise:length=8:aligned=true"
+    )
     assert out.token_ids == [5] * 6
     assert out.stats.forward_passes == 6
     rows = engine.model.rows
@@ -86,7 +92,7 @@ def test_answers_end_at_max_tokens_inside_a_block(scripted: Callable[..., Engine
 
 
 def test_first_done_leaves_first_and_late_ones_join(scripted: Callable[..., Engine]) -> None:
-    engine = scripted({p: (5, 1.0) for p in range(40)})
+    engine = scripted(dict.fromkeys(range(40), (5, 1.0)))
     engine.add(request("long", [], SamplingParams(max_tokens=30)))
     engine.step()
     engine.add(request("short", [], SamplingParams(max_tokens=2)))
@@ -98,7 +104,7 @@ def test_first_done_leaves_first_and_late_ones_join(scripted: Callable[..., Engi
 
 
 def test_abort_frees_pages_at_any_step(scripted: Callable[..., Engine]) -> None:
-    engine = scripted({p: (5, 1.0) for p in range(40)})
+    engine = scripted(dict.fromkeys(range(40), (5, 1.0)))
     for steps in range(4):
         engine.add(request("a", [], SamplingParams(max_tokens=30)))
         for _ in range(steps):
@@ -112,7 +118,7 @@ def test_abort_frees_pages_at_any_step(scripted: Callable[..., Engine]) -> None:
 
 def test_waits_for_pages_and_is_then_served(scripted: Callable[..., Engine]) -> None:
     """16 pages of 32 places; ten requests of 3 pages each: five run, the others wait their turn."""
-    engine = scripted({p: (5, 1.0) for p in range(70)})
+    engine = scripted(dict.fromkeys(range(70), (5, 1.0)))
     requests = [request(str(i), [1] * 60, SamplingParams(max_tokens=6)) for i in range(10)]
     for one in requests:
         engine.add(one)
@@ -126,14 +132,16 @@ def test_a_request_that_can_never_fit_is_refused(models: dict) -> None:
 
     loaded = models["llada"]
     engine = Engine(loaded.model, loaded.facts, None, Limits(pages=2))
-    with pytest.raises(RequestError, match="needs 4 pages .* the K/V pool has 2"):
+    with pytest.raises(RequestError, match=r"needs 4 pages .* the K/V pool has 2"):
         engine.add(request("a", [1] * 100, SamplingParams(max_tokens=28)))
     assert not engine.busy
 
 
 def test_rows_are_shared_fairly(scripted: Callable[..., Engine]) -> None:
-    """Ten sequences of 20 rows under a limit of 40 rows a step: two at a time, all within five steps."""
-    engine = scripted({p: (5, 1.0) for p in range(20)})
+    """Ten sequences of 20 rows under a limit of 40 rows a step: two at a time, all within five
+    steps.
+    """
+    engine = scripted(dict.fromkeys(range(20), (5, 1.0)))
     engine.scheduler.max_rows = 40
     for i in range(10):
         engine.add(request(str(i), [], SamplingParams(max_tokens=20)))

@@ -53,12 +53,12 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     """Facts and sizes of a checkpoint from its config files alone; no weights are read."""
     import torch
 
-    from dinfer.engine.load import DTYPES, facts_of, family_of, locate, read_json
+    from dinfer.engine.load import DTYPES, facts_of, family_of, locate, read_config
     from dinfer.engine.pool import page_bytes
     from dinfer.step import PAGE
 
     folder = locate(name)
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     family = family_of(config)
     shape = family.shape(config)
     known = facts_of(family, folder, config, facts)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from dinfer.cli import options as o
+from dinfer.errors import RequestError
 from dinfer.request import Output, SamplingParams, TextEvent
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def generate(
         decoder=decoder, cache=cache, iteration=iteration,
     )  # fmt: skip
     llm = o.open_model(model, dtype, device, fact)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read() if prompt == "-" else prompt
     with _watcher(llm, watch and n == 1, max_tokens) as on_event:
         outputs = llm.generate(text, params, suffix, on_event)
     if as_json:
@@ -142,6 +143,15 @@ def _watcher(llm: "LLM", wanted: bool, length: int) -> Any:
     from dinfer.cli.watch import Watcher
 
     return Watcher(Console(), llm.prompts.tokenizer, length) if wanted else nullcontext()
+
+
+def _read() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"Standard input is not valid {error.encoding} (byte {error.start}); give text."
+        ) from error
 
 
 def _ask() -> str:

@@ -4,6 +4,7 @@ remote code.
 
 import dataclasses
 import json
+import os
 import typing
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,6 +26,16 @@ from dinfer.text.tokenizer import Tokenizer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+_WANTED = {
+    "mask_id": "a token id, a whole number",
+    "eos_ids": "a list of token ids",
+    "block_length": "a whole number of 1 or more, or null for full attention",
+    "context": "a whole number of 1 or more",
+    "iteration": "a spec string",
+    "cache": "a spec string",
+    "decoder": "a spec string",
+    "chat_only": "true or false",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,8 @@ class Loaded:
 def bundled() -> list[str]:
     """Names of the models that come with the package."""
     folder = files("dinfer") / "assets"
-    return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(entry.name for entry in entries if (entry / "config.json").is_file())
 
 
 def locate(name: str) -> Path:
@@ -52,7 +64,7 @@ def locate(name: str) -> Path:
     """
     if name in bundled():
         return Path(str(files("dinfer") / "assets" / name))
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # unlike Path.is_dir, False for a name that is too long
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UnknownName(
@@ -60,10 +72,19 @@ def locate(name: str) -> Path:
             f"{near(name, bundled())}"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, allow_patterns=WANTED))
+    except HFValidationError as error:
+        raise UnknownName(
+            f"Unknown model {name!r}: no bundled name, folder or hub id (owner/name)."
+            f"{near(name, bundled())}"
+        ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"{name!r} is no folder here and could not be fetched from the hub"
@@ -85,16 +106,25 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint. Raises CheckpointError where the folder has none."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} is no checkpoint: it holds no config.json.")
+    return read_json(folder / "config.json")
+
+
 def family_of(config: dict[str, Any]) -> ModuleType:
     """The family's module, by `architectures[0]`: two families share `model_type: llada`."""
-    given = (config.get("architectures") or [None])[0]
+    listed = config.get("architectures")
+    given = str(listed[0]) if isinstance(listed, list) and listed else None
     known: dict[str, ModuleType] = {}
     for name in names("model"):
         module = import_module(f"dinfer.model.{name}")
         known |= dict.fromkeys(module.ARCHITECTURES, module)
     if given not in known:
         raise CheckpointError(
-            f"config.json names the architecture {given!r}.{near(str(given), sorted(known))}"
+            f"config.json names the architecture {given or 'none'!r}, which is not supported."
+            f"{near(str(given), sorted(known))}"
         )
     return known[given]
 
@@ -109,7 +139,9 @@ def facts_of(
     if (folder / "generation_config.json").is_file():
         eos = read_json(folder / "generation_config.json").get("eos_token_id")
         more = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        facts = dataclasses.replace(facts, eos_ids=facts.eos_ids | set(more))
+        facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more))
+    eos_ids = _fact("eos_ids", facts.eos_ids - {None})  # null is common where there is none
+    facts = dataclasses.replace(facts, mask_id=_fact("mask_id", facts.mask_id), eos_ids=eos_ids)
     ours = read_json(folder / "dinfer.json") if (folder / "dinfer.json").is_file() else {}
     allowed = [field.name for field in dataclasses.fields(Facts)]
     for source in (ours, overrides):
@@ -126,16 +158,17 @@ def facts_of(
 
 def _fact(key: str, value: Any) -> Any:
     """The value of a fact in its own type. Raises RequestError for another."""
-    if key == "eos_ids" and isinstance(value, list | tuple | set | frozenset):
-        return frozenset(value)
     hint = typing.get_type_hints(Facts)[key]
-    if (
-        key == "eos_ids"
-        or not isinstance(value, hint)
-        or (isinstance(value, bool) and hint is not bool)
-    ):
-        wanted = "a list of ids" if key == "eos_ids" else getattr(hint, "__name__", str(hint))
-        raise RequestError(f"The fact {key!r} is {value!r}; it must be {wanted}.")
+    if hint == frozenset[int]:
+        fits = isinstance(value, list | tuple | set | frozenset)
+        fits = fits and all(type(t) is int and t >= 0 for t in value)
+        value = frozenset(value) if fits else value
+    else:
+        fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    if key in ("block_length", "context") and isinstance(value, int):
+        fits = fits and value >= 1
+    if not fits:
+        raise RequestError(f"The fact {key!r} is {value!r}; it must be {_WANTED[key]}.")
     return value
 
 
@@ -143,7 +176,11 @@ def shards(folder: Path) -> dict[str, Path]:
     """Tensor name -> file that holds it, from the index or the single file."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        table = read_json(index).get("weight_map", {})
+        table = read_json(index).get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+            raise CheckpointError(
+                f"{index.name} in {folder} holds no weight_map of tensor names to files."
+            )
         return {name: folder / file for name, file in table.items()}
     single = folder / "model.safetensors"
     if not single.is_file():
@@ -198,6 +235,10 @@ def _copy(name: str, tensor: torch.Tensor, parameter: torch.Tensor, slot: Slot) 
         raise CheckpointError(
             f"{name} has the shape {list(tensor.shape)}; config.json asks for {list(target.shape)}."
         )
+    if not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{name} holds {tensor.dtype}; only floating-point weights are supported."
+        )
     target.copy_(tensor)
 
 
@@ -219,13 +260,21 @@ def resolve_device(device: str) -> torch.device:
     """`auto` = cuda where it is there, else cpu."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    unknown = f"Unknown device {device!r}; use auto, cpu, cuda or cuda:N."
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise RequestError(f"Unknown device {device!r}; use auto, cpu, cuda or cuda:N.") from error
+        raise RequestError(unknown) from error
+    if found.type not in ("cpu", "cuda"):
+        raise RequestError(unknown)
     if found.type == "cuda" and not torch.cuda.is_available():
         raise RequestError(
             f"The device {device!r} was asked for and this machine offers no CUDA; use cpu."
+        )
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise RequestError(
+            f"The device {device!r} was asked for and this machine has"
+            f" {torch.cuda.device_count()} CUDA devices, counted from 0."
         )
     return found
 
@@ -237,9 +286,7 @@ def load(
     sentence.
     """
     folder = locate(name)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it holds no config.json.")
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     family = family_of(config)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, config, place)

@@ -12,7 +12,7 @@ from dinfer.request import Request, SamplingParams
 from dinfer.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-_BLANK = re.compile(r"\[BLANK(?::(\d+))?\]")
+_BLANK = re.compile(r"\[BLANK(?::([0-9]{1,9}))?\]")
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class Prompts:
             if self._loaded.facts.chat_only:
                 return self.chat([{"role": "user", "content": prompt}])
             return self.tokenizer.encode(prompt)
-        if any(isinstance(t, bool) or not isinstance(t, int) for t in prompt):
+        given: Any = prompt
+        if not isinstance(given, Sequence) or any(type(t) is not int for t in given):
             raise RequestError("A prompt must be a string or a list of whole numbers (token ids).")
-        return list(prompt)
+        return list(given)
 
     def chat(self, messages: Any, **variables: Any) -> list[int]:
         """Token ids of a conversation, rendered with the model's own template, ready for the
@@ -67,7 +68,13 @@ class Prompts:
         """`params.n` requests: the prompt, max_tokens blanks, and fixed text after them if there
         is a suffix.
         """
+        if params.stop and self._loaded.tokenizer is None:
+            raise RequestError(
+                f"The model {self._loaded.name!r} brings no tokenizer, so stop strings cannot be"
+                " found; leave stop empty."
+            )
         head, tail = self.ids(prompt), self._fixed(suffix) if suffix is not None else []
+        self._fits(len(head) + len(tail), params.max_tokens)
         canvas = (*head, *[None] * params.max_tokens, *tail)
         forbidden = frozenset() if suffix is None else self._special()
         return [
@@ -77,19 +84,22 @@ class Prompts:
 
     def holes(self, text: str) -> Holes:
         """Splits a text at its `[BLANK:n]` marks (n tokens each)."""
-        sizes = [int(m.group(1) or 0) for m in _BLANK.finditer(text)]
+        parts = _BLANK.split(text)  # piece, number, piece, number, ..., piece
+        sizes = [int(number or 0) for number in parts[1::2]]
         if not sizes or min(sizes) < 1:
             raise RequestError(
                 "The text for infilling needs a hole, [BLANK:n] with n of 1 or more tokens."
             )
-        return Holes(re.sub(_BLANK, "\0", text).split("\0"), sizes)
+        return Holes(parts[::2], sizes)
 
     def infill(self, holes: Holes, params: SamplingParams, prompt: Prompt = ()) -> Request:
         """One request whose fixed pieces stay as they are; special tokens cannot be chosen."""
         head = self.ids(prompt) if prompt else []
-        canvas: list[int | None] = [*head, *self.tokenizer.encode(holes.pieces[0])]
-        for size, piece in zip(holes.sizes, holes.pieces[1:], strict=True):
-            canvas += [None] * size + self.tokenizer.encode(piece)  # type: ignore[operator]
+        first, *pieces = [self.tokenizer.encode(piece) for piece in holes.pieces]
+        self._fits(len(head) + len(first) + sum(map(len, pieces)), sum(holes.sizes))
+        canvas: list[int | None] = [*head, *first]
+        for size, piece in zip(holes.sizes, pieces, strict=True):
+            canvas += [None] * size + piece  # type: ignore[operator]
         return self._request(tuple(canvas), len(head), params, 0, False, self._special())
 
     def _fixed(self, text: Prompt) -> list[int]:
@@ -97,7 +107,17 @@ class Prompts:
 
     def _special(self) -> frozenset[int]:
         known = self._loaded.tokenizer.special_ids if self._loaded.tokenizer else frozenset()
-        return frozenset(known) | self._loaded.facts.eos_ids
+        vocab = self._loaded.model.shape.vocab  # a tokenizer may know more ids than the model
+        return frozenset(t for t in known | self._loaded.facts.eos_ids if 0 <= t < vocab)
+
+    def _fits(self, fixed: int, blanks: int) -> None:
+        """Refuses what is longer than the context before a canvas of that length is made."""
+        context = self._loaded.facts.context
+        if fixed + blanks > context:
+            raise RequestError(
+                f"The prompt has {fixed} tokens and {blanks} are to be generated,"
+                f" {fixed + blanks} in all; the context of this model is {context}."
+            )
 
     def _request(
         self,

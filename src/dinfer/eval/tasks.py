@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dinfer.engine.llm import LLM
 from dinfer.request import Output, SamplingParams, TextEvent
 from dinfer.train.brief import Brief, facts_right
-from dinfer.train.corpus import draws, prompt_of
+from dinfer.train.corpus import Example, draws, prompt_of
 from dinfer.train.problems import Problem, final_number
 
 
@@ -88,11 +88,12 @@ def evaluate(
     )
 
 
-def _right(example: Problem | Brief, text: str) -> bool:
+def _right(example: Example, text: str) -> bool:
     """math: the exact final number; brief: every fact right."""
-    if isinstance(example, Problem):
-        return final_number(text) == example.result
-    return facts_right(example, text) == 1.0
+    if isinstance(example, Brief):
+        return facts_right(example, text) == 1.0
+    assert isinstance(example, Problem)
+    return final_number(text) == example.result
 
 
 def _one_at_a_time(llm: LLM, chats: list[list[int]], params: SamplingParams) -> float:

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import tokenizers
@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dinfer.errors import DinferError
 from dinfer.train.brief import Brief, draw_brief
+from dinfer.train.drill import Drill, draw_drill
 from dinfer.train.problems import Problem, draw_problem
 
 EOS, MASK, START, END = "<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>"
@@ -20,6 +21,17 @@ TEMPLATE = (
 )
 SPLITS = ("train", "dev", "test")
 TASKS = ("math", "brief")
+DRAW: dict[str, Callable[[random.Random], Problem | Brief | Drill]] = {
+    "math": draw_problem,
+    "brief": draw_brief,
+    "drill": draw_drill,
+}
+"""`drill` is material for training alone."""
+RESULT_WEIGHT = 3.0
+"""Weight of the digits behind an equals sign in the loss: they are few, and they are what is hard.
+"""
+
+Example = Problem | Brief | Drill
 
 
 def split_of(key: str) -> str:
@@ -30,16 +42,16 @@ def split_of(key: str) -> str:
     return "test" if bucket < 13 else "dev" if bucket < 26 else "train"
 
 
-def draws(task: str, split: str, seed: int) -> Iterator[Problem | Brief]:
+def draws(task: str, split: str, seed: int) -> Iterator[Example]:
     """Endless examples of a task, all of the given split; dev and test give each skeleton once."""
-    if task not in TASKS:
+    if task not in DRAW:
         raise DinferError(f"Unknown task {task!r}; the tasks are {', '.join(TASKS)}.")
     if split not in SPLITS:
         raise DinferError(f"Unknown split {split!r}; the splits are {', '.join(SPLITS)}.")
     rng = random.Random(f"{task} {split} {seed}")
     seen: set[str] = set()
     while True:
-        example = draw_problem(rng) if task == "math" else draw_brief(rng)
+        example: Example = DRAW[task](rng)
         if split_of(example.key) != split or example.key in seen:
             continue
         if split != "train":
@@ -47,7 +59,7 @@ def draws(task: str, split: str, seed: int) -> Iterator[Problem | Brief]:
         yield example
 
 
-def prompt_of(example: Problem | Brief) -> str:
+def prompt_of(example: Example) -> str:
     """The user's message of an example."""
     return example.question if isinstance(example, Problem) else example.prompt
 
@@ -79,16 +91,30 @@ def _texts(seed: int, num: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Ids:
-    """An example as token ids: the rendered prompt, and the answer with its end-of-turn token."""
+    """An example as token ids: the rendered prompt, the answer with its end-of-turn token, and the
+    weight of each answer token in the loss."""
 
     prompt: list[int]
     answer: list[int]
+    weights: list[float]
 
 
-def encode(tokenizer: tokenizers.Tokenizer, examples: list[Problem | Brief]) -> list[Ids]:
+def encode(tokenizer: tokenizers.Tokenizer, examples: Sequence[Example]) -> list[Ids]:
     """Token ids of examples, rendered with the chat template of the bundled models."""
     prompts = [f"{START}user\n{prompt_of(e)}{END}\n{START}assistant\n" for e in examples]
     answers = [e.answer + END for e in examples]
     coded = tokenizer.encode_batch(prompts + answers, add_special_tokens=False)
     half = len(examples)
-    return [Ids(p.ids, a.ids) for p, a in zip(coded[:half], coded[half:], strict=True)]
+    return [
+        Ids(p.ids, a.ids, _weights(a.tokens, isinstance(example, Drill)))
+        for p, a, example in zip(coded[:half], coded[half:], examples, strict=True)
+    ]
+
+
+def _weights(tokens: list[str], drill: bool) -> list[float]:
+    """Digits behind an equals sign weigh more; in a drill nothing else counts, as it is random."""
+    weights, result = [], False
+    for token in tokens:
+        result = token == "=" or (result and token.isdigit())
+        weights.append(RESULT_WEIGHT if result and token != "=" else 0.0 if drill else 1.0)
+    return weights

@@ -49,7 +49,7 @@ def block_causal_batch(
     """
     length = -(-max(len(x.prompt) + len(x.answer) for x in batch) // block) * block
     start = min(len(x.prompt) for x in batch) // block * block
-    clean, answered = _canvas(batch, length, eos_id)
+    clean, answered, worth = _canvas(batch, length, eos_id)
     own_end = torch.tensor([-(-(len(x.prompt) + len(x.answer)) // block) * block for x in batch])
     answered &= torch.arange(length) < own_end[:, None]
     rates = torch.rand(len(batch), length // block, generator=rng).repeat_interleave(block, dim=1)
@@ -64,7 +64,7 @@ def block_causal_batch(
     number = positions // block
     before = (copy[None, :] == 0) & (number[None, :] < number[:, None])
     same = (copy[None, :] == copy[:, None]) & (number[None, :] == number[:, None])
-    weights = torch.where(clean == eos_id, FAINT, 1.0) * answered
+    weights = worth * answered
     kept = [torch.zeros_like(weights), *((weights * part)[:, start:] for part in parts)]
     targets = torch.cat((clean, *[clean[:, start:]] * len(parts)), dim=1)
     return Noised(
@@ -88,7 +88,7 @@ def bidirectional_batch(
     """
     longest = max(len(x.prompt) + len(x.answer) for x in batch)
     length = longest + int(torch.randint(0, 97, (), generator=rng))
-    clean, answered = _canvas(batch, length, eos_id)
+    clean, answered, worth = _canvas(batch, length, eos_id)
     rates = torch.rand(len(batch), 1, generator=rng)
     hidden = torch.rand(len(batch), length, generator=rng) < rates
     prompts = torch.tensor([len(x.prompt) for x in batch])[:, None]
@@ -103,7 +103,7 @@ def bidirectional_batch(
     hidden = torch.where(blockwise & ordered, offset >= cut, hidden)
     future = blockwise & (number > current)
     open_rows = answered & (~blockwise | (number == current))
-    weights = torch.where((clean == eos_id) | future, FAINT, 1.0)
+    weights = torch.where(future, FAINT, worth)
     tokens, kept = [], []
     for part in (hidden, ~hidden):
         masked = (part & open_rows) | (answered & future)
@@ -114,13 +114,16 @@ def bidirectional_batch(
     )
 
 
-def _canvas(batch: list[Ids], length: int, eos_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids [B, L] filled up with end-of-text, and which rows are not prompt."""
+def _canvas(batch: list[Ids], length: int, eos_id: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids [B, L] filled up with end-of-text, which rows are not prompt, and their weights."""
     canvas = torch.full((len(batch), length), eos_id)
-    for row, ids in zip(canvas, batch, strict=True):
-        both = torch.tensor(ids.prompt + ids.answer)
-        row[: len(both)] = both
-    return canvas, torch.arange(length) >= torch.tensor([len(x.prompt) for x in batch])[:, None]
+    weights = torch.full((len(batch), length), FAINT)
+    for row, weight, ids in zip(canvas, weights, batch, strict=True):
+        end = len(ids.prompt) + len(ids.answer)
+        row[:end] = torch.tensor(ids.prompt + ids.answer)
+        weight[len(ids.prompt) : end] = torch.tensor(ids.weights)
+    prompts = torch.tensor([len(x.prompt) for x in batch])[:, None]
+    return canvas, torch.arange(length) >= prompts, weights
 
 
 def dense_attention(examples: int, visible_TT: Tensor | None) -> Attend:

@@ -19,8 +19,9 @@ class Recipe:
     facts: dict[str, Any]
     steps: int
     block_causal: bool
-    math: int = 64
+    math: int = 48
     brief: int = 8
+    drill: int = 32
     muon_lr: float = 0.02
     adam_lr: float = 0.003
 

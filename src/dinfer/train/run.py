@@ -19,7 +19,7 @@ from dinfer.nn.norm import RMSNorm
 from dinfer.nn.transformer import GatedMLP, Transformer
 from dinfer.registry import near
 from dinfer.train.card import card
-from dinfer.train.corpus import TASKS, Ids, draws, encode, make_tokenizer
+from dinfer.train.corpus import Ids, draws, encode, make_tokenizer
 from dinfer.train.export import export
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, masked_loss
 from dinfer.train.muon import Muon
@@ -100,9 +100,11 @@ class Run:
 
     def train(self, report: Report, save_to: Path | None = None, save_every: int = 100) -> None:
         """Runs the steps that are left."""
-        sizes = {"math": self.recipe.math, "brief": self.recipe.brief}
+        sizes = {"math": self.recipe.math, "brief": self.recipe.brief, "drill": self.recipe.drill}
         streams = [
-            batches(self.tokenizer, task, sizes[task], self.seed, self.step) for task in TASKS
+            batches(self.tokenizer, task, size, self.seed, self.step)
+            for task, size in sizes.items()
+            if size
         ]
         while self.step < self.recipe.steps:
             began = time.perf_counter()
