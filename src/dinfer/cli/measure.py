@@ -83,7 +83,8 @@ def train(
     seed: Annotated[int, typer.Option(help="Of data, noise and first weights.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's.")] = None,
     start: Annotated[
-        Path | None, typer.Option("--from", help="A run's state.pt to take the first weights from.")
+        Path | None,
+        typer.Option("--from", help="A trained model's folder to take the first weights from."),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     compiled: Annotated[

@@ -25,7 +25,7 @@ def card(name: str, recipe: Recipe, model: Transformer, seed: int, start: Path |
     shape = model.shape
     attention = "block-causal, blocks of 32" if recipe.block_causal else "full, in both directions"
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
-    made_from = f" --from runs/{start.parent.name}/{start.name}" if start else ""
+    made_from = f" --from {start.as_posix()}" if start else ""
     return f"""# {name}
 
 A diffusion language model of {parameters:.1f} million parameters, made for trying and testing dInfer. It has the form of

@@ -6,11 +6,21 @@ from types import ModuleType
 
 import tokenizers
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from dinfer.nn.transformer import Transformer
 from dinfer.train.corpus import END, EOS, MASK, START, TEMPLATE
 from dinfer.train.recipe import Recipe
+
+
+@torch.no_grad()
+def read_export(folder: Path, family: ModuleType, model: Transformer) -> None:
+    """Weights of an exported folder, back into a model of the same sizes."""
+    tensors, parameters = load_file(folder / "model.safetensors"), dict(model.named_parameters())
+    for name, slot in family.slots(model.shape).items():
+        parameter = parameters[slot.parameter]
+        part = parameter if slot.rows is None else parameter[slot.rows[0] : slot.rows[1]]
+        part.copy_(tensors[name])
 
 
 def export(

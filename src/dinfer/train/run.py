@@ -1,5 +1,6 @@
 """The training run of a bundled model: resumable, from a seed."""
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from dinfer.nn.transformer import GatedMLP, Transformer
 from dinfer.registry import near
 from dinfer.train.card import card
 from dinfer.train.corpus import Ids, draws, encode, make_tokenizer
-from dinfer.train.export import export
+from dinfer.train.export import export, read_export
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, masked_loss
 from dinfer.train.muon import Muon
 from dinfer.train.recipe import BLOCK, EOS_ID, MASK_ID, RECIPES, Recipe
@@ -169,14 +170,16 @@ def compile_pieces(model: Transformer) -> None:
             module.compile(dynamic=True)
 
 
-def warm_start(run: Run, state: Path) -> None:
-    """First weights from the saved run of the SDAR-form model."""
-    if not state.is_file():
-        raise DinferError(
-            f"--from is {str(state)!r}, which is no file; give the state.pt of a tiny-sdar run."
-        )
-    _, source = new_model(RECIPES["tiny-sdar"], run.seed)
-    source.load_state_dict(torch.load(state, weights_only=True, map_location="cpu")["model"])
+def warm_start(run: Run, folder: Path) -> None:
+    """First weights from an exported model of either recipe; the other form's norms are folded."""
+    if not (folder / "config.json").is_file():
+        raise DinferError(f"--from is {str(folder)!r}; give the folder of a model that train made.")
+    name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    family, source = new_model(RECIPES[f"tiny-{name}"], run.seed)
+    read_export(folder, family, source)
+    if source.shape == run.model.shape:
+        run.model.load_state_dict(source.state_dict())
+        return
     batch = next(batches(run.tokenizer, "math", MICRO, run.seed, 0))
     noise = torch.Generator().manual_seed(run.seed)
     target = run.model.cpu()
