@@ -1,5 +1,6 @@
 """Reading keys of a config.json: a missing or unsupported value is refused with the key's name."""
 
+import math
 from typing import Any
 
 from dinfer.errors import CheckpointError
@@ -13,13 +14,15 @@ def number(config: dict[str, Any], key: str, default: float | None = None) -> fl
         raise CheckpointError(f"config.json has no {key!r}, which this family needs.")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(f"config.json gives {key!r} as {value!r}; a number is needed.")
+    if math.isnan(value):
+        raise CheckpointError(f"config.json gives {key!r} as NaN; a number is needed.")
     return float(value)
 
 
 def whole(config: dict[str, Any], key: str, default: int | None = None) -> int:
     """The value of `key` as a positive whole number; `default` where the key is absent or null."""
     value = number(config, key, default)
-    if value != int(value) or value < 1:
+    if not math.isfinite(value) or value != int(value) or value < 1:
         raise CheckpointError(
             f"config.json gives {key!r} as {value:g}; a positive whole number is needed."
         )
@@ -33,3 +36,12 @@ def refuse(config: dict[str, Any], expected: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"config.json has {key!r}: {config[key]!r}; only {value!r} is supported."
             )
+
+
+def ids(config: dict[str, Any], key: str, default: int) -> frozenset[int]:
+    """Token ids under `key`, which may be one id, a list, or null; `default` if absent."""
+    value = config.get(key, default)
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(one) is not int for one in found):
+        raise CheckpointError(f"config.json gives {key!r} as {value!r}; token ids are needed.")
+    return frozenset(found)

@@ -11,9 +11,9 @@ import importlib
 import importlib.metadata
 import pkgutil
 import typing
+from pathlib import Path
 from typing import Any
 
-import dinfer
 from dinfer.errors import UnknownName
 
 KINDS = ("decoder", "cache", "iteration")
@@ -32,8 +32,8 @@ def register(kind: str, name: str) -> typing.Callable[[type[Any]], type[Any]]:
 
 def names(kind: str) -> list[str]:
     """All names of a kind (decoder, cache, iteration, or model), sorted; imports none of them."""
-    folders = [f"{path}/{kind}" for path in dinfer.__path__]
-    found = {module.name for module in pkgutil.iter_modules(folders)}
+    folder = Path(__file__).parent / kind
+    found = {module.name for module in pkgutil.iter_modules([str(folder)])}
     plugged = {point.name for point in importlib.metadata.entry_points(group=f"dinfer.{kind}")}
     return sorted(found | plugged | set(_registered.get(kind, {})))
 

@@ -10,6 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from dinfer import LLM, SamplingParams
+from dinfer.canvas import Canvas
+from dinfer.engine.sequence import Sequence
+from dinfer.request import Request
+from dinfer.step import StepPlan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAMILIES = ["llada", "llada_gqa", "sdar"]
@@ -24,19 +28,48 @@ def cases(kind: str) -> list:
     ]
 
 
+OVERWRITES = "low_confidence_dynamic_b4s2_p12_th50"
+"""In this run the official loop has to fix two tokens with one mask left, and writes over a set
+one.
+"""
+
+
 def llm(family: str, **facts: object) -> LLM:
     return LLM(str(GOLDEN / family), dtype="float32", device="cpu", facts=facts, kv_memory=0.05)
 
 
 @pytest.mark.parametrize(("family", "case"), cases("logits"))
 def test_logits(family: str, case: dict) -> None:
-    if "cached_from_input_ids" in case:
-        pytest.skip("cached passes are compared through the engine below")
     block = {"block_length": case["block_length"]} if family == "sdar" else {}
-    found = llm(family, **block).logits(case["input_ids"])
+    model = llm(family, **block)
+    if "cached_from_input_ids" in case:
+        found = cached_logits(model, case)
+    else:
+        found = model.logits(case["input_ids"])
     expected = load_file(GOLDEN / family / "outputs.safetensors")[case["logits_tensor"]]
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
     assert found.argmax(dim=1).tolist() == case["argmax"]
+
+
+def cached_logits(model: LLM, case: dict) -> torch.Tensor:
+    """Runs the cached canvas, then the case's rows with its tokens over what is stored."""
+    first, rows, later = case["cached_from_input_ids"], case["position_ids"], case["input_ids"]
+    length = max(len(first), rows[-1] + 1)
+    tokens = first + [0] * (length - len(first))
+    engine = model.engine
+    sequence = Sequence(
+        Request("a", tuple(tokens), 0, SamplingParams()),
+        Canvas(tokens, 0, length, engine.facts.mask_id, engine.facts.block_length),
+        engine.strategy(SamplingParams()),
+    )
+    sequence.place(engine.pool.take(sequence.pages_needed) or [])
+    with torch.inference_mode():
+        sequence.plan = StepPlan(range(len(first)), len(first))
+        engine.runner.forward([sequence])
+        sequence.canvas.tokens[rows[0] : rows[-1] + 1] = later
+        sequence.plan = StepPlan(range(rows[0], rows[-1] + 1), length)
+        found: torch.Tensor = engine.model.head(engine.runner.forward([sequence]))
+    return found
 
 
 def strategies(case: dict) -> dict[str, str]:
@@ -71,6 +104,8 @@ def test_reference_decodes(family: str, case: dict) -> None:
     stop = s.get("stop_token_ids")
     if stop:
         facts["eos_ids"] = stop
+    if case["name"] == OVERWRITES:
+        pytest.xfail("the official loop overwrites a set token; ours never does")
     prompt, expected = case["prompt_ids"], case["output_ids"]
     params = SamplingParams(
         max_tokens=len(expected) - len(prompt), ignore_eos=not stop, **strategies(case)

@@ -1,6 +1,9 @@
 """The command line. Heavy imports happen inside the commands, so `dinfer --help` is quick."""
 
+import itertools
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -18,15 +21,35 @@ for _module in (write, measure, show):
     _module.add_to(app)
 
 
+# The base of all errors of usage; typer does not export it, and versions keep it in other places.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 def main() -> None:
     """Runs a command; what the user can mend is one sentence on standard error and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except DinferError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(2)
-    except KeyboardInterrupt:
+    except _UsageError as error:
+        if said := usage(error, sys.argv[1:]):  # without any command, the help was shown
+            sys.stderr.write(f"Error: {said}\n")
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+
+
+def usage(error: Any, words: Sequence[str]) -> str:
+    """One sentence about an error of usage: what was given, what is allowed, where to look."""
+    said = str(error.format_message()).strip().rstrip(".")
+    options = getattr(getattr(error, "param", None), "opts", [])
+    pairs = [(*word.partition("="), after) for word, after in itertools.pairwise([*words, ""])]
+    given = [value if sign else after for name, sign, value, after in pairs if name in options]
+    if given and f"'{given[-1]}'" not in said:
+        said += f"; {given[-1]!r} was given"
+    command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "--help"
+    return f"{said} (see {command})." if said else ""

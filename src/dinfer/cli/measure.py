@@ -11,6 +11,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dinfer.cli import options as o
+from dinfer.errors import UnknownName
+from dinfer.registry import near
 from dinfer.request import SamplingParams
 
 
@@ -42,12 +44,16 @@ def evaluate(
     """Accuracy and cost on held-out problems of a bundled task."""
     from dinfer.engine.llm import LLM
     from dinfer.eval.tasks import evaluate as run
+    from dinfer.train.corpus import SPLITS, TASKS
 
+    for kind, given, known in (("task", task, TASKS), ("split", split, SPLITS)):
+        if given not in known:
+            raise UnknownName(f"Unknown {kind} {given!r}.{near(given, list(known))}")
     params = SamplingParams(
         max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
     )
     llm = LLM(model, dtype=dtype, device=device, max_sequences=concurrency)
-    with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
+    with _progress(wanted=not as_json) as progress:
         bar = progress.add_task(f"{task} {split}", total=num)
         score = run(
             llm,
@@ -98,7 +104,7 @@ def train(
     """
     from dinfer.train.run import train_bundled
 
-    with Progress(console=Console(stderr=True)) as progress:
+    with _progress() as progress:
         bar = progress.add_task(name, total=None)
 
         def report(step: int, total: int, loss: float, seconds: float) -> None:
@@ -107,3 +113,9 @@ def train(
 
         folder = train_bundled(name, out, seed, steps, start, threads, compiled, device, report)
     typer.echo(str(folder))
+
+
+def _progress(wanted: bool = True) -> Progress:
+    """A bar on standard error, where that is a terminal."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not (wanted and console.is_terminal))

@@ -85,6 +85,7 @@ def chat(
     params = SamplingParams(
         max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
     )
+    llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not after a line
     while line := _ask():
         messages.append({"role": "user", "content": line})
         answer = ""

@@ -211,9 +211,17 @@ class Engine:
         ids = canvas.tokens[canvas.answer : sequence.settled].tolist()
         if self._stopped(sequence, ids):
             ids = ids[:-1]
+        if answer.stopped:
+            ids = self._before_stop(ids, answer.text)
         probs = sequence.logprobs[canvas.answer : canvas.answer + len(ids)].tolist()
         usage = Usage(canvas.answer, len(ids))
         logprobs = probs if request.params.logprobs else None
         return TextEvent(
             request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, logprobs)
         )
+
+    def _before_stop(self, ids: list[int], text: str) -> list[int]:
+        """The fewest leading ids that spell `text`, which a stop string has cut."""
+        assert self.tokenizer is not None
+        counts = range(len(ids) + 1)
+        return ids[: next(n for n in counts if self.tokenizer.decode(ids[:n]).startswith(text))]

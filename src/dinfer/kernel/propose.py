@@ -92,7 +92,10 @@ def sample(logits_RV: Tensor, sampling: RowSampling) -> Tensor:
     temperature 0: argmax.
     """
     warm = sampling.temperature > 0
-    scaled = logits_RV / torch.where(warm, sampling.temperature, 1.0)[:, None]
+    # Less the row's best first: a tiny temperature then sends the others to -inf and not all to
+    # +inf.
+    below = logits_RV - logits_RV.amax(dim=1, keepdim=True)
+    scaled = below / torch.where(warm, sampling.temperature, 1.0)[:, None]
     scaled = _top_k(scaled, sampling.top_k)
     scaled = _top_p(scaled, sampling.top_p)
     noise = uniform(sampling.seed, sampling.position, sampling.step, logits_RV.shape[1])
@@ -118,4 +121,5 @@ def _top_p(logits_RV: Tensor, top_p_R: Tensor) -> Tensor:
     # The token that carries the mass over top_p stays in.
     beyond = (mass - ordered.softmax(dim=1)) >= top_p_R[:, None]
     beyond &= (top_p_R < 1)[:, None]
+    beyond[:, 0] = False
     return logits_RV.masked_fill(beyond.scatter(1, order, beyond), -torch.inf)

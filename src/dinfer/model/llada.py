@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dinfer.config import number, refuse, whole
+from dinfer.config import ids, number, refuse, whole
 from dinfer.nn.transformer import Shape, Transformer
 from dinfer.nn.weights import Slot, layer_slots
 from dinfer.step import Facts
@@ -36,7 +36,7 @@ def shape(config: dict[str, Any]) -> Shape:
         heads=heads,
         kv_heads=whole(config, "n_kv_heads", heads),
         head_size=hidden // heads,
-        intermediate=whole(config, "mlp_hidden_size", int(config.get("mlp_ratio", 4) * hidden)),
+        intermediate=whole(config, "mlp_hidden_size", int(number(config, "mlp_ratio", 4) * hidden)),
         norm_eps=number(config, "rms_norm_eps", 1e-5),
         rope_theta=number(config, "rope_theta"),
         context=whole(config, "max_sequence_length"),
@@ -50,7 +50,7 @@ def facts(config: dict[str, Any]) -> Facts:
     """
     return Facts(
         mask_id=config.get("mask_token_id", 126336),
-        eos_ids=frozenset({config.get("eos_token_id", 126081)}),
+        eos_ids=ids(config, "eos_token_id", 126081),
         block_length=None,
         context=whole(config, "max_sequence_length"),
         iteration="blockwise:length=32",

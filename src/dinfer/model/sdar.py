@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dinfer.config import number, refuse, whole
+from dinfer.config import ids, number, refuse, whole
 from dinfer.nn.transformer import Shape, Transformer
 from dinfer.nn.weights import Slot, layer_slots
 from dinfer.step import Facts
@@ -48,7 +48,7 @@ def facts(config: dict[str, Any]) -> Facts:
     block = whole(config, "block_size", 4)
     return Facts(
         mask_id=config.get("mask_token_id", 151669),
-        eos_ids=frozenset({config.get("eos_token_id", 151643)}),
+        eos_ids=ids(config, "eos_token_id", 151643),
         block_length=block,
         context=whole(config, "max_position_embeddings"),
         iteration=f"blockwise:length={block}:aligned=true",
