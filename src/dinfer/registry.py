@@ -34,7 +34,9 @@ def names(kind: str) -> list[str]:
     """All names of a kind (decoder, cache, iteration, or model), sorted; imports none of them."""
     folder = Path(__file__).parent / kind
     found = {module.name for module in pkgutil.iter_modules([str(folder)])}
-    plugged = {point.name for point in importlib.metadata.entry_points(group=f"dinfer.{kind}")}
+    # Families are found by their architectures, in the folder alone.
+    points = importlib.metadata.entry_points(group=f"dinfer.{kind}") if kind in KINDS else ()
+    plugged = {point.name for point in points}
     return sorted(found | plugged | set(_registered.get(kind, {})))
 
 

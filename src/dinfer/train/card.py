@@ -39,8 +39,8 @@ get nonsense. The figures are invented; nothing it writes is advice.
 
     dinfer train {name} --out runs/{name} --seed {seed}{made_from} --compile
 
-{recipe.steps} steps of {recipe.math} word problems and {recipe.brief} briefs, masked-diffusion loss under complementary masks, Muon on
-the matrices and AdamW on the rest. The data come from the generators in `dinfer.train`; training, dev and test
+{recipe.steps} steps of {recipe.math} word problems, {recipe.brief} briefs and {recipe.drill} lists of sums; masked-diffusion loss under complementary
+masks, Muon on the matrices and AdamW on the rest. The data come from the generators in `dinfer.train`; training, dev and test
 problems are disjoint by a hash of their figures. SHA-256 of the first 1,000 training examples of each task:
 `{data_hash(seed)}`.
 

@@ -56,7 +56,7 @@ RECIPES = {
         },
         generation=_GENERATION,
         facts={"chat_only": True},
-        steps=1500,
+        steps=1190,
         block_causal=True,
     ),
     "tiny-llada": Recipe(
@@ -95,7 +95,10 @@ RECIPES = {
         },
         generation=_GENERATION,
         facts={"chat_only": True},
-        steps=1000,
+        steps=260,
         block_causal=False,
+        drill=0,
+        muon_lr=0.01,
+        adam_lr=0.0015,
     ),
 }
