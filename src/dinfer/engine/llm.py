@@ -138,7 +138,8 @@ class LLM:
         length = len(ids)
         edges = [*range(0, length, block or max(1, length)), length]
         spans = [Span(low, high, slice(0, high)) for low, high in itertools.pairwise(edges)]
-        with torch.inference_mode():
+        # Not inference_mode: callers may want to change the logits in place.
+        with torch.no_grad():
             rows = model(
                 model.embed(ids),
                 torch.arange(length, device=ids.device),
