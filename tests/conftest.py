@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,14 @@ from dinfer.engine.load import Loaded, load
 from dinfer.nn.transformer import Shape
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 from dinfer.step import Facts
+
+# Tiny tensors: a second thread costs more than it brings.
+torch.set_num_threads(1)
+# Without the phase that explains failures, which traces every line and slows the engine tenfold.
+hypothesis.settings.register_profile(
+    "plain", phases=[p for p in hypothesis.Phase if p is not hypothesis.Phase.explain]
+)
+hypothesis.settings.load_profile("plain")
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILIES = ["llada", "llada_gqa", "sdar"]

@@ -7,6 +7,7 @@ theirs with `register` or with an entry point in the group `dinfer.<kind>`.
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import pkgutil
@@ -35,9 +36,15 @@ def names(kind: str) -> list[str]:
     folder = Path(__file__).parent / kind
     found = {module.name for module in pkgutil.iter_modules([str(folder)])}
     # Families are found by their architectures, in the folder alone.
-    points = importlib.metadata.entry_points(group=f"dinfer.{kind}") if kind in KINDS else ()
-    plugged = {point.name for point in points}
+    plugged = set(_plugged(kind)) if kind in KINDS else set()
     return sorted(found | plugged | set(_registered.get(kind, {})))
+
+
+@functools.cache
+def _plugged(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Entry points of a kind. Kept: finding them reads the metadata of every installed package."""
+    points = importlib.metadata.entry_points(group=f"dinfer.{kind}")
+    return {point.name: point for point in points}
 
 
 def near(given: str, allowed: list[str]) -> str:
@@ -55,10 +62,9 @@ def find(kind: str, name: str) -> type[Any]:
         raise UnknownName(f"Unknown {kind} {name!r}.{near(name, names(kind))}")
     if name in _registered[kind]:
         return _registered[kind][name]
-    for point in importlib.metadata.entry_points(group=f"dinfer.{kind}"):
-        if point.name == name:
-            plugged: type[Any] = point.load()
-            return plugged
+    if name in _plugged(kind):
+        plugged: type[Any] = _plugged(kind)[name].load()
+        return plugged
     module = importlib.import_module(f"dinfer.{kind}.{name}")
     own = [
         c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__

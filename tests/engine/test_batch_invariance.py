@@ -57,7 +57,7 @@ def serve_in_disorder(
     while waiting or engine.busy:
         while waiting and rng.random() < 0.4:
             engine.add(waiting.pop())
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and companions < 8:
             companions += 1
             engine.add(
                 request(
@@ -80,7 +80,7 @@ def serve_in_disorder(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(
-    deadline=None, max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 10**6))
 def test_mixed_requests(make_engine: Callable[..., Engine], family: str, seed: int) -> None:
