@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from dinfer.nn import rope
+from dinfer.nn.linear import Linear
 from dinfer.nn.norm import RMSNorm
 
 
@@ -31,8 +32,8 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_size = heads, kv_heads, head_size
-        self.qkv = nn.Linear(size, (heads + 2 * kv_heads) * head_size, bias=False)
-        self.out = nn.Linear(heads * head_size, size, bias=False)
+        self.qkv = Linear(size, (heads + 2 * kv_heads) * head_size)
+        self.out = Linear(heads * head_size, size)
         self.q_norm = RMSNorm(head_size, qk_norm_eps) if qk_norm_eps is not None else nn.Identity()
         self.k_norm = RMSNorm(head_size, qk_norm_eps) if qk_norm_eps is not None else nn.Identity()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from dinfer.nn.attention import Attend, SelfAttention
+from dinfer.nn.linear import Embedding, Linear
 from dinfer.nn.norm import RMSNorm
 from dinfer.nn.rope import Rotary, rotary_table
 
@@ -35,8 +36,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, size: int, intermediate: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(size, 2 * intermediate, bias=False)
-        self.down = nn.Linear(intermediate, size, bias=False)
+        self.gate_up = Linear(size, 2 * intermediate)
+        self.down = Linear(intermediate, size)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate, up = self.gate_up(x_TD).chunk(2, dim=-1)
@@ -71,10 +72,10 @@ class Transformer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        self.embedding = Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.head = Linear(shape.hidden, shape.vocab)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
