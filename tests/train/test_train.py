@@ -15,7 +15,7 @@ from dinfer.train.corpus import SPLITS, TASKS, Ids, draws, split_of
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, dense_attention
 from dinfer.train.muon import orthogonalise
 from dinfer.train.problems import draw_problem, final_number
-from dinfer.train.run import train_bundled
+from dinfer.train.run import TrainOptions, train_bundled
 
 
 def test_every_step_of_a_worked_answer_is_right() -> None:
@@ -81,8 +81,8 @@ def test_unknown_task_and_split() -> None:
 
 def batch() -> list[Ids]:
     return [
-        Ids([5, 6, 7, 8, 9], [10, 11, 12, 13, 3], [1.0] * 5),
-        Ids([5, 6, 7], [20, 21, 3], [1.0] * 3),
+        Ids([5, 6, 7, 8, 9], [10, 11, 12, 13, 3], [1.0] * 5, [False] * 5),
+        Ids([5, 6, 7], [20, 21, 3], [1.0] * 3, [True] * 3),
     ]
 
 
@@ -177,11 +177,11 @@ def test_training_resumes_where_it_stopped(
     def quiet(step: int, total: int, loss: float, seconds: float) -> None:
         assert 0 < loss < 20
 
-    train_bundled(name, tmp_path / "a", 3, 2, None, None, False, "cpu", quiet)
+    train_bundled(name, TrainOptions(tmp_path / "a", 3, 2, device="cpu"), quiet)
     state = tmp_path / "b"
     state.mkdir()
     _family, model = module.new_model(replace(module.RECIPES[name], steps=2), 3)
-    halted = module.Run(replace(module.RECIPES[name], steps=2), model, 3, "cpu")
+    halted = module.Run(replace(module.RECIPES[name], steps=2), model, 3, "cpu", torch.float32)
 
     class Halt(Exception):
         pass
@@ -192,7 +192,7 @@ def test_training_resumes_where_it_stopped(
 
     with pytest.raises(Halt):
         halted.train(stop)
-    train_bundled(name, state, 3, 2, None, None, False, "cpu", quiet)
+    train_bundled(name, TrainOptions(state, 3, 2, device="cpu"), quiet)
     a, b = load(str(tmp_path / "a" / "model")), load(str(state / "model"))
     for (key, left), (_, right) in zip(
         a.model.named_parameters(), b.model.named_parameters(), strict=True

@@ -97,12 +97,16 @@ def train(
         bool,
         typer.Option("--compile", help="torch.compile the small pieces (needs a C++ compiler)."),
     ] = False,
+    dtype: Annotated[
+        str,
+        typer.Option(help="float32, or bfloat16 products where the processor has units for them."),
+    ] = "float32",
     device: o.Device = "auto",
 ) -> None:
     """Trains a bundled model from its seed; started again on the same folder, it goes on where it
     stopped.
     """
-    from dinfer.train.run import train_bundled
+    from dinfer.train.run import TrainOptions, train_bundled
 
     with _progress() as progress:
         bar = progress.add_task(name, total=None)
@@ -111,7 +115,8 @@ def train(
             note = f"{name}  loss {loss:.3f}  {seconds:.1f} s a step"
             progress.update(bar, completed=step, total=total, description=note)
 
-        folder = train_bundled(name, out, seed, steps, start, threads, compiled, device, report)
+        options = TrainOptions(out, seed, steps, start, threads, compiled, dtype, device)
+        folder = train_bundled(name, options, report)
     typer.echo(str(folder))
 
 

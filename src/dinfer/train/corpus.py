@@ -28,7 +28,8 @@ DRAW: dict[str, Callable[[random.Random], Problem | Brief | Drill]] = {
 }
 """`drill` is material for training alone."""
 RESULT_WEIGHT = 3.0
-"""Weight of the digits behind an equals sign in the loss: they are few, and they are what is hard.
+"""Weight in the loss of the digits behind an equals sign and of those of a brief: they are few, and
+they are what is hard.
 """
 
 Example = Problem | Brief | Drill
@@ -91,12 +92,13 @@ def _texts(seed: int, num: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Ids:
-    """An example as token ids: the rendered prompt, the answer with its end-of-turn token, and the
-    weight of each answer token in the loss."""
+    """An example as token ids: the rendered prompt, the answer with its end-of-turn token, the
+    weight of each answer token in the loss, and which of them are digits."""
 
     prompt: list[int]
     answer: list[int]
     weights: list[float]
+    digits: list[bool]
 
 
 def encode(tokenizer: tokenizers.Tokenizer, examples: Sequence[Example]) -> list[Ids]:
@@ -106,15 +108,19 @@ def encode(tokenizer: tokenizers.Tokenizer, examples: Sequence[Example]) -> list
     coded = tokenizer.encode_batch(prompts + answers, add_special_tokens=False)
     half = len(examples)
     return [
-        Ids(p.ids, a.ids, _weights(a.tokens, isinstance(example, Drill)))
+        Ids(p.ids, a.ids, _weights(a.tokens, example), [token.isdigit() for token in a.tokens])
         for p, a, example in zip(coded[:half], coded[half:], examples, strict=True)
     ]
 
 
-def _weights(tokens: list[str], drill: bool) -> list[float]:
-    """Digits behind an equals sign weigh more; in a drill nothing else counts, as it is random."""
-    weights, result = [], False
+def _weights(tokens: list[str], example: Example) -> list[float]:
+    """Digits behind an equals sign weigh more, and so do all of a brief; in a drill nothing else
+    counts, as it is random.
+    """
+    weights, result = [], isinstance(example, Brief)
+    usual = 0.0 if isinstance(example, Drill) else 1.0
     for token in tokens:
-        result = token == "=" or (result and token.isdigit())
-        weights.append(RESULT_WEIGHT if result and token != "=" else 0.0 if drill else 1.0)
+        if not isinstance(example, Brief):
+            result = token == "=" or (result and token.isdigit())
+        weights.append(RESULT_WEIGHT if result and token.isdigit() else usual)
     return weights

@@ -43,17 +43,18 @@ def block_causal_batch(
     """Clean canvas once, then noisy copies of the answer's blocks that see the clean blocks before
     their own: two with complementary masks, or one that is `all_masked`.
 
+    Tokens without weight are never masked.
+
     The layout of block diffusion (arXiv 2503.09573, section 3): one pass trains every block. All
     masked with short blocks, every token is predicted from (nearly) all before it, so sums are
     learnt from every example and not only where chance leaves both numbers visible.
     """
     length = -(-max(len(x.prompt) + len(x.answer) for x in batch) // block) * block
     start = min(len(x.prompt) for x in batch) // block * block
-    clean, answered, worth = _canvas(batch, length, eos_id)
+    clean, answered, digits, worth = _canvas(batch, length, eos_id)
     own_end = torch.tensor([-(-(len(x.prompt) + len(x.answer)) // block) * block for x in batch])
     answered &= torch.arange(length) < own_end[:, None]
-    rates = torch.rand(len(batch), length // block, generator=rng).repeat_interleave(block, dim=1)
-    hidden = torch.rand(len(batch), length, generator=rng) < rates
+    hidden = _hidden(digits, block, rng)
     # One copy is enough where all is masked; else the second one has the complementary mask.
     parts = [torch.ones_like(hidden)] if all_masked else [hidden, ~hidden]
     copies = [torch.where(part & answered, mask_id, clean)[:, start:] for part in parts]
@@ -88,9 +89,8 @@ def bidirectional_batch(
     """
     longest = max(len(x.prompt) + len(x.answer) for x in batch)
     length = longest + int(torch.randint(0, 97, (), generator=rng))
-    clean, answered, worth = _canvas(batch, length, eos_id)
-    rates = torch.rand(len(batch), 1, generator=rng)
-    hidden = torch.rand(len(batch), length, generator=rng) < rates
+    clean, answered, digits, worth = _canvas(batch, length, eos_id)
+    hidden = _hidden(digits, length, rng)
     prompts = torch.tensor([len(x.prompt) for x in batch])[:, None]
     number = (torch.arange(length) - prompts).div(block, rounding_mode="floor")
     last = torch.tensor([(len(x.answer) + block // 2) // block for x in batch])[:, None]
@@ -114,16 +114,31 @@ def bidirectional_batch(
     )
 
 
-def _canvas(batch: list[Ids], length: int, eos_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids [B, L] filled up with end-of-text, which rows are not prompt, and their weights."""
+def _hidden(digits_BL: Tensor, block: int, rng: torch.Generator) -> Tensor:
+    """Masks at random rates [B, L], one rate for the words and one for the digits of each block:
+    confident decoding sets the words first and meets the digits among words.
+    """
+    examples, length = digits_BL.shape
+    words, figures = torch.rand(2, examples, length // block, generator=rng).repeat_interleave(
+        block, dim=2
+    )
+    return torch.rand(examples, length, generator=rng) < torch.where(digits_BL, figures, words)
+
+
+def _canvas(batch: list[Ids], length: int, eos_id: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Token ids [B, L] filled up with end-of-text, which rows may be masked (in the answer or
+    after it, and of some weight), which are digits, and their weights.
+    """
     canvas = torch.full((len(batch), length), eos_id)
     weights = torch.full((len(batch), length), FAINT)
-    for row, weight, ids in zip(canvas, weights, batch, strict=True):
-        end = len(ids.prompt) + len(ids.answer)
+    digits = torch.zeros((len(batch), length), dtype=torch.bool)
+    for row, weight, digit, ids in zip(canvas, weights, digits, batch, strict=True):
+        start, end = len(ids.prompt), len(ids.prompt) + len(ids.answer)
         row[:end] = torch.tensor(ids.prompt + ids.answer)
-        weight[len(ids.prompt) : end] = torch.tensor(ids.weights)
+        weight[start:end] = torch.tensor(ids.weights)
+        digit[start:end] = torch.tensor(ids.digits)
     prompts = torch.tensor([len(x.prompt) for x in batch])[:, None]
-    return canvas, torch.arange(length) >= prompts, weights
+    return canvas, (torch.arange(length) >= prompts) & (weights > 0), digits, weights
 
 
 def dense_attention(examples: int, visible_TT: Tensor | None) -> Attend:
@@ -153,5 +168,5 @@ def masked_loss(model: Transformer, noised: Noised, mask_id: int) -> Tensor:
     chosen = weights.nonzero().squeeze(1)
     logits = nn.functional.linear(x_TD[chosen], model.head.weight)
     logits = logits.index_fill(1, torch.tensor([mask_id]), -torch.inf)
-    losses = cross_entropy(logits, noised.targets_BT.flatten()[chosen], reduction="none")
+    losses = cross_entropy(logits.float(), noised.targets_BT.flatten()[chosen], reduction="none")
     return (losses * weights[chosen]).sum() / weights.sum()

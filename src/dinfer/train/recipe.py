@@ -12,15 +12,17 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `dinfer train NAME` makes. `steps` batches; each has `math` and `brief` examples."""
+    """What `dinfer train NAME` makes. `steps` batches; each has so many `math`, `brief` and `drill`
+    examples.
+    """
 
     config: dict[str, Any]
     generation: dict[str, Any]
     facts: dict[str, Any]
     steps: int
     block_causal: bool
-    math: int = 48
-    brief: int = 8
+    math: int = 32
+    brief: int = 16
     drill: int = 32
     muon_lr: float = 0.02
     adam_lr: float = 0.003
@@ -56,7 +58,7 @@ RECIPES = {
         },
         generation=_GENERATION,
         facts={"chat_only": True},
-        steps=1190,
+        steps=1000,
         block_causal=True,
     ),
     "tiny-llada": Recipe(
@@ -95,9 +97,8 @@ RECIPES = {
         },
         generation=_GENERATION,
         facts={"chat_only": True},
-        steps=260,
+        steps=1000,
         block_causal=False,
-        drill=0,
         muon_lr=0.01,
         adam_lr=0.0015,
     ),

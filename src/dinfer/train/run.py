@@ -4,7 +4,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +34,10 @@ MICRO = 16
 """Examples per forward: small enough that the activations stay in a CPU's last cache."""
 
 SHORT = (1, 1, 2, 4)
-"""Lengths of the short blocks that every other forward of a block-causal model trains with."""
+"""Lengths of the short, all-masked blocks that every other forward trains with."""
+
+DECAY = 0.4
+"""Share of the steps, at the end, over which the learning rate falls to zero."""
 
 Report = Callable[[int, float, float], None]
 """Told after each step: number of steps done, loss, seconds of the step."""
@@ -65,8 +68,11 @@ def batches(
 class Run:
     """One training run: model, optimizers, data, step count; `save` and `resume` keep them."""
 
-    def __init__(self, recipe: Recipe, model: Transformer, seed: int, device: str) -> None:
+    def __init__(
+        self, recipe: Recipe, model: Transformer, seed: int, device: str, dtype: torch.dtype
+    ) -> None:
         self.recipe, self.model, self.seed, self.device = recipe, model.to(device), seed, device
+        self.autocast = torch.autocast(device, dtype, enabled=dtype != torch.float32)
         self.tokenizer = make_tokenizer(seed)
         self.step = 0
         matrices = [
@@ -122,7 +128,8 @@ class Run:
         rng = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         total = 0.0
         for number, part in enumerate(parts):
-            loss = self._loss(part, rng, number) / len(parts)
+            with self.autocast:
+                loss = self._loss(part, rng, number) / len(parts)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -133,19 +140,22 @@ class Run:
         return total
 
     def _loss(self, part: list[Ids], rng: torch.Generator, number: int) -> Tensor:
-        if not self.recipe.block_causal:
-            noised = bidirectional_batch(part, BLOCK, MASK_ID, EOS_ID, rng)
-        elif (self.step + number) % 2:
+        """Short all-masked blocks in every other forward; a bidirectional model meets them until
+        the learning rate falls, for the sums that they teach.
+        """
+        if (self.step + number) % 2 and (self.recipe.block_causal or self._rate() == 1.0):
             short = SHORT[int(torch.randint(len(SHORT), (), generator=rng))]
             noised = block_causal_batch(part, short, MASK_ID, EOS_ID, rng, all_masked=True)
-        else:
+        elif self.recipe.block_causal:
             noised = block_causal_batch(part, BLOCK, MASK_ID, EOS_ID, rng)
+        else:
+            noised = bidirectional_batch(part, BLOCK, MASK_ID, EOS_ID, rng)
         return masked_loss(self.model, noised, MASK_ID)
 
     def _rate(self) -> float:
-        """Warm-up over 50 steps, then flat, then linear to zero over the last 40 % of the steps."""
+        """Warm-up over 50 steps, then flat, then linear to zero."""
         warm = min(1.0, (self.step + 1) / 50)
-        return warm * min(1.0, (self.recipe.steps - self.step) / (0.4 * self.recipe.steps))
+        return warm * min(1.0, (self.recipe.steps - self.step) / (DECAY * self.recipe.steps))
 
 
 def new_model(recipe: Recipe, seed: int) -> tuple[ModuleType, Transformer]:
@@ -187,44 +197,50 @@ def warm_start(run: Run, folder: Path) -> None:
     run.model = target.to(run.device)
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """Where and how `dinfer train` runs: folder of the run, seed, steps (None: the recipe's), a
+    model to start from, threads, compiled pieces, arithmetic of the products, device.
+    """
+
+    out: Path
+    seed: int = 0
+    steps: int | None = None
+    start: Path | None = None
+    threads: int | None = None
+    compiled: bool = False
+    dtype: str = "float32"
+    device: str = "auto"
+
+
 def train_bundled(
-    name: str,
-    out: Path,
-    seed: int,
-    steps: int | None,
-    start: Path | None,
-    threads: int | None,
-    compiled: bool,
-    device: str,
-    report: Callable[[int, int, float, float], None],
+    name: str, options: TrainOptions, report: Callable[[int, int, float, float], None]
 ) -> Path:
     """`dinfer train`: runs or resumes a recipe in the folder `out` and writes the model to
-    `out/model`.
+    `out/model`. `report` is told step, steps, loss, seconds.
     """
     if name not in RECIPES:
         raise UnknownName(f"Unknown model to train {name!r}.{near(name, list(RECIPES))}")
-    torch.set_num_threads(threads or torch.get_num_threads())
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    recipe = RECIPES[name] if steps is None else replace(RECIPES[name], steps=steps)
-    family, model = new_model(recipe, seed)
-    run = Run(recipe, model, seed, device)
+    if options.dtype not in ("float32", "bfloat16"):
+        raise DinferError(f"dtype is {options.dtype!r}; train takes float32 or bfloat16.")
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usual if options.device == "auto" else options.device
+    recipe = RECIPES[name] if options.steps is None else replace(RECIPES[name], steps=options.steps)
+    family, model = new_model(recipe, options.seed)
+    run = Run(recipe, model, options.seed, device, getattr(torch, options.dtype))
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
     state = out / "state.pt"
     if state.is_file():
         run.resume(state)
-    elif start is not None:
-        warm_start(run, start)
-    if compiled:
+    elif options.start is not None:
+        warm_start(run, options.start)
+    if options.compiled:
         compile_pieces(run.model)
     run.train(
         lambda step, loss, seconds: report(step, recipe.steps, loss, seconds), state, save_every=50
     )
-    export(
-        out / "model",
-        family,
-        recipe,
-        run.model,
-        run.tokenizer,
-        card(name, recipe, run.model, seed, start),
-    )
+    text = card(name, recipe, run.model, options.seed, options.start)
+    export(out / "model", family, recipe, run.model, run.tokenizer, text)
     return out / "model"
