@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dinfer.cli import options as o
 from dinfer.errors import RequestError
-from dinfer.request import Output, SamplingParams, TextEvent
+from dinfer.request import Output, TextEvent
 
 if TYPE_CHECKING:
     from dinfer.engine.llm import LLM
@@ -29,32 +29,21 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog='Example: dinfer infill "Add 7: 12+7=[BLANK:2]." --model tiny-llada')(infill)
 
 
+@o.grouped
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    model: o.Model = o.DEFAULT_MODEL,
+    opening: o.Opening,
+    sampling: o.Sampling,
     max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    top_k: o.TopK = 0,
-    seed: o.Seed = 0,
     n: Annotated[int, typer.Option("-n", help="Answers to give.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Fixed text after the answer.")] = None,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
     watch: o.Watch = False,
     as_json: o.Json = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    fact: o.Fact = None,
 ) -> None:
     """Answers one prompt."""
-    params = SamplingParams(
-        max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()), n,
-        decoder=decoder, cache=cache, iteration=iteration,
-    )  # fmt: skip
-    llm = o.open_model(model, dtype, device, fact)
+    params = sampling.params(max_tokens=max_tokens, stop=tuple(stop or ()), n=n)
+    llm = opening.open()
     text = _read() if prompt == "-" else prompt
     with _watcher(llm, watch and n == 1, max_tokens) as on_event:
         outputs = llm.generate(text, params, suffix, on_event)
@@ -67,24 +56,17 @@ def generate(
         say_cost(output)
 
 
+@o.grouped
 def chat(
-    model: o.Model = o.DEFAULT_MODEL,
+    opening: o.Opening,
+    sampling: o.Sampling,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
 ) -> None:
     """A conversation, a line a turn; an empty line or end of input leaves it."""
-    llm = o.open_model(model, dtype, device, None)
+    params = sampling.params(max_tokens=max_tokens)
+    llm = opening.open()
     messages = [{"role": "system", "content": system}] if system else []
-    params = SamplingParams(
-        max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
-    )
     llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not after a line
     while line := _ask():
         messages.append({"role": "user", "content": line})
@@ -97,24 +79,17 @@ def chat(
         messages.append({"role": "assistant", "content": answer})
 
 
+@o.grouped
 def infill(
     text: Annotated[str, typer.Argument(help="Text with holes, [BLANK:n] for n tokens.")],
+    opening: o.Opening,
+    sampling: o.Sampling,
     prompt: Annotated[str, typer.Option(help="What comes before the text.")] = "",
-    model: o.Model = o.DEFAULT_MODEL,
-    temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
     as_json: o.Json = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
 ) -> None:
     """Fills the holes of a text; what is given stays as it is."""
-    params = SamplingParams(
-        temperature=temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
-    )
-    output = o.open_model(model, dtype, device, None).infill(text, params, prompt)
+    params = sampling.params()
+    output = opening.open().infill(text, params, prompt)
     if as_json:
         typer.echo(json.dumps(as_dict(output), ensure_ascii=False))
         return
