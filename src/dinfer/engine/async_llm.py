@@ -9,6 +9,7 @@ from typing import Any
 
 from dinfer.engine.engine import Engine, Event
 from dinfer.engine.front import Front
+from dinfer.engine.load import Loaded
 from dinfer.engine.prompts import Prompt
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 
@@ -85,7 +86,7 @@ class EngineThread:
 class AsyncLLM(Front):
     """A diffusion language model for many asyncio callers; takes the arguments of `Front`."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | Loaded, **options: Any) -> None:
         super().__init__(model, **options)
         self._thread = EngineThread(self.engine)
 

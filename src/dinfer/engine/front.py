@@ -19,15 +19,15 @@ SHARE = 0.25
 class Front:
     """A model ready for requests.
 
-    model: bundled name, folder, or hub id. dtype: auto, bfloat16, float16, float32. device: auto,
-    cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids, block_length, context,
-    iteration, cache, decoder). kv_memory: GiB for the K/V pool. Raises DinferError with one clear
-    sentence for anything wrong.
+    model: bundled name, folder, hub id, or what `load` gave. dtype: auto, bfloat16, float16,
+    float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids,
+    block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool. Raises
+    DinferError with one clear sentence for anything wrong.
     """
 
     def __init__(
         self,
-        model: str,
+        model: str | Loaded,
         dtype: str = "auto",
         device: str = "auto",
         facts: dict[str, Any] | None = None,
@@ -35,7 +35,7 @@ class Front:
         max_sequences: int = 64,
         max_rows: int = 8192,
     ) -> None:
-        self.loaded = load(model, dtype, device, facts)
+        self.loaded = model if isinstance(model, Loaded) else load(model, dtype, device, facts)
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
         self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits)

@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dinfer.engine.llm import LLM
@@ -63,21 +63,12 @@ def evaluate(
         ),
     )
     seconds = time.perf_counter() - began
-    texts = [output.text for output in outputs]
     tokens = sum(output.stats.tokens for output in outputs)
-    right = [_right(example, text) for example, text in zip(examples, texts, strict=True)]
-    facts = [
-        facts_right(e, text)
-        for e, text in zip(examples, texts, strict=True)
-        if isinstance(e, Brief)
-    ]
     return Score(
         task=task,
         split=split,
         num=num,
-        accuracy=100 * statistics.fmean(right),
-        facts=100 * statistics.fmean(facts) if facts else None,
-        bleu=_bleu(texts, [e.answer for e in examples]),
+        **vars(grade(examples, [output.text for output in outputs])),
         forward_passes=statistics.fmean(output.stats.forward_passes for output in outputs),
         tokens_per_forward=tokens / sum(output.stats.forward_passes for output in outputs),
         tokens=tokens,
@@ -85,6 +76,26 @@ def evaluate(
         tokens_per_second=tokens / seconds,
         single_num=min(single_num, num),
         single_tokens_per_second=single,
+    )
+
+
+@dataclass(frozen=True)
+class Grade:
+    """Quality of answers, as in Score."""
+
+    accuracy: float
+    facts: float | None
+    bleu: float | None
+
+
+def grade(examples: Sequence[Example], texts: Sequence[str]) -> Grade:
+    """Scores the texts that were answered to the examples."""
+    pairs = list(zip(examples, texts, strict=True))
+    facts = [facts_right(e, text) for e, text in pairs if isinstance(e, Brief)]
+    return Grade(
+        accuracy=100 * statistics.fmean(_right(e, text) for e, text in pairs),
+        facts=100 * statistics.fmean(facts) if facts else None,
+        bleu=_bleu(list(texts), [e.answer for e in examples]),
     )
 
 

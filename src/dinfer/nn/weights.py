@@ -4,6 +4,8 @@ weights share one).
 
 from dataclasses import dataclass
 
+from torch import Tensor, nn
+
 from dinfer.nn.transformer import Shape
 
 
@@ -39,3 +41,12 @@ def layer_slots(shape: Shape, number: int, official: dict[str, str]) -> dict[str
         "down": Slot(ours + "mlp.down.weight"),
     }
     return {name: slots[noun] for noun, name in official.items()}
+
+
+def official(model: nn.Module, slots: dict[str, Slot]) -> dict[str, Tensor]:
+    """The weights of a model under their names in the file, as views."""
+    parameters = dict(model.named_parameters())
+    return {
+        name: parameters[slot.parameter].detach()[slice(*slot.rows) if slot.rows else ...]
+        for name, slot in slots.items()
+    }

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dinfer.nn.transformer import Transformer
+from dinfer.nn.weights import official
 from dinfer.train.corpus import END, EOS, MASK, START, TEMPLATE
 from dinfer.train.recipe import Recipe
 
@@ -35,12 +36,10 @@ def export(
     card.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    parameters = dict(model.named_parameters())
-    tensors = {}
-    for name, slot in family.slots(model.shape).items():
-        tensor = parameters[slot.parameter].detach()
-        part = tensor if slot.rows is None else tensor[slot.rows[0] : slot.rows[1]]
-        tensors[name] = part.to("cpu", torch.bfloat16).contiguous()
+    tensors = {
+        name: tensor.to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in official(model, family.slots(model.shape)).items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
     files = {

@@ -18,6 +18,11 @@ from dinfer.train.corpus import Ids
 FAINT = 0.1
 """Weight of targets that carry little: the far masked future and the end-of-text fill."""
 
+ORDERED = 0.5
+"""Share of the blocks that are set up to a random cut and masked from there on, as confident
+decoding tends to go from left to right: what cannot be known yet must not look sure.
+"""
+
 
 @dataclass(frozen=True)
 class Noised:
@@ -55,6 +60,10 @@ def block_causal_batch(
     own_end = torch.tensor([-(-(len(x.prompt) + len(x.answer)) // block) * block for x in batch])
     answered &= torch.arange(length) < own_end[:, None]
     hidden = _hidden(digits, block, rng)
+    cut = torch.randint(0, block, (len(batch), length // block), generator=rng)
+    ordered = torch.rand(len(batch), length // block, generator=rng) < ORDERED
+    cut, ordered = (x.repeat_interleave(block, dim=1) for x in (cut, ordered))
+    hidden = torch.where(ordered, torch.arange(length) % block >= cut, hidden)
     # One copy is enough where all is masked; else the second one has the complementary mask.
     parts = [torch.ones_like(hidden)] if all_masked else [hidden, ~hidden]
     copies = [torch.where(part & answered, mask_id, clean)[:, start:] for part in parts]
@@ -96,9 +105,8 @@ def bidirectional_batch(
     last = torch.tensor([(len(x.answer) + block // 2) // block for x in batch])[:, None]
     current = (torch.rand(len(batch), 1, generator=rng) * (last + 1)).long().clamp(max=number.max())
     blockwise = torch.rand(len(batch), 1, generator=rng) < 0.5
-    # Half of the blocks are set up to a cut, as confident decoding tends to go from left to right.
     cut = torch.randint(0, block, (len(batch), 1), generator=rng)
-    ordered = torch.rand(len(batch), 1, generator=rng) < 0.5
+    ordered = torch.rand(len(batch), 1, generator=rng) < ORDERED
     offset = (torch.arange(length) - prompts) % block
     hidden = torch.where(blockwise & ordered, offset >= cut, hidden)
     future = blockwise & (number > current)

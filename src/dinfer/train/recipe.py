@@ -22,8 +22,8 @@ class Recipe:
     steps: int
     block_causal: bool
     math: int = 32
-    brief: int = 16
-    drill: int = 32
+    brief: int = 32
+    drill: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 0.003
 

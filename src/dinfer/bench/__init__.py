@@ -1,0 +1,1 @@
+"""Benchmarks: steps against their floor, latency, throughput, and against Fast-dLLM."""

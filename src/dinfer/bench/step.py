@@ -1,0 +1,135 @@
+"""One denoising step against its floor.
+
+The floor is the larger of two times: reading every weight and stored key and value once, and doing
+every multiplication once, at the rates that this machine reaches on nothing else.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from dinfer.bench.machine import Timing, product_rate, read_rate, seconds_of
+from dinfer.canvas import Canvas
+from dinfer.engine.engine import Engine, Limits
+from dinfer.engine.load import Loaded
+from dinfer.engine.proposals import commits
+from dinfer.engine.sequence import Sequence
+from dinfer.errors import RequestError
+from dinfer.nn.transformer import Transformer
+from dinfer.request import Request, SamplingParams
+from dinfer.step import PAGE, StepPlan, Window, WindowState
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step has to do: bytes to read and operations, for the whole batch."""
+
+    bytes: int
+    operations: int
+
+
+def work_of(model: Transformer, rows: int, context: int, sequences: int) -> Work:
+    """Bytes and operations of a step of `sequences`, each with `rows` masked rows that see
+    `context` stored positions and one another.
+    """
+    shape = model.shape
+    weights = sum(p.numel() * p.itemsize for p in model.parameters())
+    table = 0 if shape.tied else model.embedding.weight.numel() * model.embedding.weight.itemsize
+    body = sum(p.numel() for p in model.layers.parameters())
+    head, seen = shape.vocab * shape.hidden, context + rows
+    size = model.embedding.weight.itemsize
+    stored = shape.layers * 2 * shape.kv_heads * shape.head_size * seen * size
+    pairs = 4 * shape.layers * shape.heads * shape.head_size * rows * seen
+    return Work(
+        weights - table + sequences * stored,
+        sequences * (2 * rows * (body + head) + pairs),
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured step, in milliseconds. floor: the larger of `floor_bytes` and
+    `floor_operations`; ratio: median over floor. rates: GB/s and GFLOP/s.
+    """
+
+    rows: int
+    context: int
+    sequences: int
+    milliseconds: Timing
+    floor_bytes: float
+    floor_operations: float
+    read_rate: float
+    product_rate: float
+
+    @property
+    def floor(self) -> float:
+        """Milliseconds that no step can go below."""
+        return max(self.floor_bytes, self.floor_operations)
+
+    @property
+    def ratio(self) -> float:
+        """Measured median over the floor."""
+        return self.milliseconds.median / self.floor
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "floor": self.floor, "ratio": self.ratio}
+
+
+def batch_of(engine: Engine, rows: int, context: int, sequences: int) -> list[Sequence]:
+    """Sequences whose context is stored and whose last `rows` positions are masked and planned."""
+    length, batch = context + rows, []
+    for number in range(sequences):
+        tokens: list[int | None] = [(7 * p + number) % (engine.model.shape.vocab - 1)
+                                    for p in range(context)]  # fmt: skip
+        request = Request(str(number), (*tokens, *[None] * rows), context, SamplingParams())
+        canvas = Canvas(
+            list(request.canvas), context, length, engine.facts.mask_id, engine.facts.block_length
+        )
+        sequence = Sequence(request, canvas, engine.strategy(request.params))
+        pages = engine.pool.take(sequence.pages_needed)
+        assert pages is not None
+        sequence.place(pages)
+        sequence.plan = StepPlan(range(length), length)
+        engine.runner.forward([sequence])
+        sequence.window, sequence.window_state = Window(context, length), WindowState(rows)
+        sequence.plan = StepPlan(range(context, length), length)
+        batch.append(sequence)
+    return batch
+
+
+@torch.inference_mode()
+def measure_step(
+    loaded: Loaded, rows: int, context: int, sequences: int, repeats: int, warmup: int = 3
+) -> Step:
+    """Times forward, head, proposal and the decoder's choice, as the engine runs them."""
+    if rows + context > loaded.facts.context:
+        raise RequestError(
+            f"{context} stored positions and {rows} rows were asked for;"
+            f" the context of this model is {loaded.facts.context}."
+        )
+    pages = sequences * -(-(rows + context) // PAGE)
+    engine = Engine(loaded.model, loaded.facts, loaded.tokenizer, Limits(sequences, pages=pages))
+    batch = batch_of(engine, rows, context, sequences)
+    weight = loaded.model.embedding.weight
+
+    def step() -> None:
+        commits(batch, engine.runner.forward(batch), loaded.model, loaded.facts.mask_id)
+
+    for _ in range(warmup):
+        step()
+    times = [1000 * seconds_of(step, weight.device) for _ in range(repeats)]
+    work = work_of(loaded.model, rows, context, sequences)
+    read = read_rate(work.bytes, weight.dtype, weight.device)
+    product = product_rate(weight.dtype, weight.device)
+    return Step(
+        rows,
+        context,
+        sequences,
+        Timing.of(times),
+        1000 * work.bytes / read,
+        1000 * work.operations / product,
+        read / 1e9,
+        product / 1e9,
+    )
