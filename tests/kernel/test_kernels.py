@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dinfer.kernel.attention import Span, attention, attention_reference
+from dinfer.kernel.attention import Span, attention, attention_reference, grouped
 from dinfer.kernel.noise import uniform
 from dinfer.kernel.propose import GROUP, RowSampling, propose
 
@@ -23,10 +24,18 @@ def test_attention(seed: int, group: int, kv_heads: int) -> None:
     slots, rows, size = 70, 23, 16
     q = torch.randn(rows, kv_heads * group, size)
     keys, values = torch.randn(slots, kv_heads, size), torch.randn(slots, kv_heads, size)
-    scattered = torch.randperm(slots)[:33]
-    spans = [Span(0, 5, slice(3, 20)), Span(5, 6, slice(0, 1)), Span(6, 23, scattered)]
+    scattered = np.random.default_rng(seed).permutation(slots)[:17]
+    # The first, the third and the last have one size.
+    spans = [
+        Span(0, 5, slice(3, 20)),
+        Span(5, 6, slice(0, 1)),
+        Span(6, 11, scattered),
+        Span(11, 18, scattered[:9]),
+        Span(18, 23, slice(50, 67)),
+    ]
     torch.testing.assert_close(
-        attention(q, keys, values, spans), attention_reference(q, keys, values, spans)
+        attention(q, keys, values, grouped(spans, q.device)),
+        attention_reference(q, keys, values, spans),
     )
 
 

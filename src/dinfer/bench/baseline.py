@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dinfer.kernel.attention import Span, attention
+from dinfer.kernel.attention import Group, attention
 from dinfer.nn.transformer import Transformer
 
 Mode = Literal["none", "prefix", "dual"]
@@ -45,8 +45,8 @@ class Stored:
 
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             self.arena[layer, 0, rows], self.arena[layer, 1, rows] = k_TKd, v_TKd
-            spans = [Span(0, len(q_THd), slice(0, len(tokens_L)))]
-            return attention(q_THd, *self.arena[layer], spans)
+            everything = Group(1, slice(0, len(q_THd)), slice(0, len(tokens_L)))
+            return attention(q_THd, *self.arena[layer], [everything])
 
         logits: Tensor = model.head(model(model.embed(tokens_L[rows]), positions, attend))
         return logits

@@ -32,6 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object, for machine
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Draw the canvas as it fills in.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Faster steps, after a slow first one.")]
 Fact = Annotated[
     list[str] | None, typer.Option("--fact", help="Overrides a fact of the model: name=JSON value.")
 ]
@@ -45,13 +46,19 @@ class Opening:
     dtype: Dtype = "auto"
     device: Device = "auto"
     fact: Fact = None
+    compiled: Compiled = False
 
     def open(self, **limits: Any) -> "LLM":
         """The model; `limits` go to LLM."""
         from dinfer.engine.llm import LLM
 
         return LLM(
-            self.model, dtype=self.dtype, device=self.device, facts=read_facts(self.fact), **limits
+            self.model,
+            dtype=self.dtype,
+            device=self.device,
+            facts=read_facts(self.fact),
+            compiled=self.compiled,
+            **limits,
         )
 
 

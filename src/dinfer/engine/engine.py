@@ -49,13 +49,18 @@ class Engine:
     """A loaded model with its pool, scheduler and runner."""
 
     def __init__(
-        self, model: Transformer, facts: Facts, tokenizer: Tokenizer | None, limits: Limits
+        self,
+        model: Transformer,
+        facts: Facts,
+        tokenizer: Tokenizer | None,
+        limits: Limits,
+        compiled: bool = False,
     ) -> None:
         self.model, self.facts, self.tokenizer = model, facts, tokenizer
         weight = model.embedding.weight
         self.pool = Pool(model.shape, limits.pages, weight.dtype, weight.device, limits.poison)
         self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
-        self.runner = Runner(model, self.pool, facts.block_length)
+        self.runner = Runner(model, self.pool, facts.block_length, compiled)
         self._live: dict[str, tuple[Sequence, Answer]] = {}
 
     @property

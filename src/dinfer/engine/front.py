@@ -21,8 +21,9 @@ class Front:
 
     model: bundled name, folder, hub id, or what `load` gave. dtype: auto, bfloat16, float16,
     float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids,
-    block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool. Raises
-    DinferError with one clear sentence for anything wrong.
+    block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
+    compiled: run the body as one graph (`Graph`): faster steps for seconds to minutes at the first
+    one. Raises DinferError with one clear sentence for anything wrong.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Front:
         kv_memory: float | None = None,
         max_sequences: int = 64,
         max_rows: int = 8192,
+        compiled: bool = False,
     ) -> None:
         self.loaded = model if isinstance(model, Loaded) else load(model, dtype, device, facts)
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
-        self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits)
+        self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits, compiled)
         self.prompts = Prompts(self.loaded)
 
 

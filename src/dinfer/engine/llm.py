@@ -14,7 +14,7 @@ from dinfer.engine.engine import Event
 from dinfer.engine.front import Front
 from dinfer.engine.prompts import Holes, Prompt
 from dinfer.errors import RequestError
-from dinfer.kernel.attention import Span, attention
+from dinfer.kernel.attention import Span, attention, grouped
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 
 
@@ -83,12 +83,13 @@ class LLM(Front):
         length = len(ids)
         edges = [*range(0, length, block or max(1, length)), length]
         spans = [Span(low, high, slice(0, high)) for low, high in itertools.pairwise(edges)]
+        groups = grouped(spans, ids.device)
         # Not inference_mode: callers may want to change the logits in place.
         with torch.no_grad():
             rows = model(
                 model.embed(ids),
                 torch.arange(length, device=ids.device),
-                lambda layer, q, k, v: attention(q, k, v, spans),
+                lambda layer, q, k, v: attention(q, k, v, groups),
             )
             out: Tensor = model.head(rows)
         return out

@@ -4,23 +4,32 @@ T rows, D hidden, H heads, K key/value heads, d head size.
 """
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dinfer.engine.graphs import Graph
 from dinfer.engine.pool import Pool
 from dinfer.engine.sequence import Sequence
-from dinfer.kernel.attention import Span, attention
+from dinfer.kernel.attention import Span, attention, grouped
+from dinfer.nn.attention import Attend
 from dinfer.nn.transformer import Transformer
 
 
 class Runner:
-    """A model over a pool. block: length of its attention blocks, None for full attention."""
+    """A model over a pool. block: length of its attention blocks, None for full attention.
+    compiled: the body runs as one graph.
+    """
 
-    def __init__(self, model: Transformer, pool: Pool, block: int | None) -> None:
+    def __init__(
+        self, model: Transformer, pool: Pool, block: int | None, compiled: bool = False
+    ) -> None:
         self.model, self.pool, self.block = model, pool, block
+        self.body: Callable[[Tensor, Tensor, Attend], Tensor] = Graph(model) if compiled else model
         self.device = pool.arena.device
 
     def forward(self, batch: Many[Sequence]) -> Tensor:
@@ -47,14 +56,15 @@ class Runner:
     def _run(
         self, tokens_T: Tensor, positions_T: Tensor, slots_T: Tensor, spans: list[Span]
     ) -> Tensor:
+        groups = grouped(spans, self.device)
+
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             keys, values = self.pool.keys(layer), self.pool.values(layer)
             keys.index_copy_(0, slots_T, k_TKd)
             values.index_copy_(0, slots_T, v_TKd)
-            return attention(q_THd, keys, values, spans)
+            return attention(q_THd, keys, values, groups)
 
-        out: Tensor = self.model(self.model.embed(tokens_T), positions_T, attend)
-        return out
+        return self.body(self.model.embed(tokens_T), positions_T, attend)
 
     def _spans(self, sequence: Sequence, offset: int) -> list[Span]:
         """One span of rows for each limit of sight: the plan's, or the end of the row's block."""
@@ -78,8 +88,8 @@ class Runner:
             )
         return spans
 
-    def _sight(self, sequence: Sequence, stop: int) -> slice | Tensor:
+    def _sight(self, sequence: Sequence, stop: int) -> slice | npt.NDArray[np.int64]:
         if sequence.in_one_run and stop:
             first = int(sequence.slots[0])
             return slice(first, first + stop)
-        return torch.from_numpy(sequence.slots[:stop]).to(self.device)
+        return sequence.slots[:stop]

@@ -3,9 +3,12 @@
 T rows, S stored slots, H query heads, K key/value heads, d head size.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,28 +22,70 @@ class Span:
 
     start: int
     stop: int
+    slots: slice | npt.NDArray[np.int64]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Numbers of rows and slots."""
+        slots = self.slots
+        seen = slots.stop - slots.start if isinstance(slots, slice) else len(slots)
+        return self.stop - self.start, seen
+
+
+@dataclass(frozen=True)
+class Group:
+    """Spans of one size, which run as one call: `rows` [n * rows] and `slots` [n * seen], or
+    slices where the group is a single run.
+    """
+
+    count: int
+    rows: slice | Tensor
     slots: slice | Tensor
 
 
-def attention(q_THd: Tensor, keys_SKd: Tensor, values_SKd: Tensor, spans: Sequence[Span]) -> Tensor:
+def grouped(spans: Sequence[Span], device: torch.device) -> list[Group]:
+    """Spans of a step by their size; made once for all layers."""
+    by_size: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        by_size[span.size].append(span)
+    return [
+        Group(
+            len(same),
+            _joined([slice(span.start, span.stop) for span in same], device),
+            _joined([span.slots for span in same], device),
+        )
+        for same in by_size.values()
+    ]
+
+
+def _joined(parts: Sequence[slice | npt.NDArray[np.int64]], device: torch.device) -> slice | Tensor:
+    if len(parts) == 1 and isinstance(parts[0], slice):
+        return parts[0]
+    arrays = [np.arange(x.start, x.stop) if isinstance(x, slice) else x for x in parts]
+    return torch.from_numpy(np.concatenate(arrays)).to(device)
+
+
+def attention(
+    q_THd: Tensor, keys_SKd: Tensor, values_SKd: Tensor, groups: Sequence[Group]
+) -> Tensor:
     """softmax(q k / sqrt(d)) v for each span over exactly the slots it may see; returns [T, H, d].
 
-    There is no mask and no padding: rows of a span see all of its slots. Query heads that share a
-    key head are folded into rows, so grouped heads cost no copy.
+    There is no mask and no padding: rows of a span see all of its slots, and spans of one size
+    share a call. Query heads that share a key head are folded into rows, so grouped heads cost no
+    copy.
     """
     kv_heads, size = keys_SKd.shape[1:]
     out = torch.empty_like(q_THd)
-    for span in spans:
-        q = (
-            q_THd[span.start : span.stop]
-            .view(span.stop - span.start, kv_heads, -1, size)
-            .permute(1, 0, 2, 3)
+    for group in groups:
+        q = q_THd[group.rows]
+        fan = q.shape[1] // kv_heads
+        q = q.view(group.count, -1, kv_heads, fan, size).permute(0, 2, 1, 3, 4).flatten(2, 3)
+        k, v = (
+            x[group.slots].view(group.count, -1, kv_heads, size).transpose(1, 2)
+            for x in (keys_SKd, values_SKd)
         )
-        k, v = keys_SKd[span.slots].transpose(0, 1), values_SKd[span.slots].transpose(0, 1)
-        mixed = scaled_dot_product_attention(q.flatten(1, 2)[None], k[None], v[None])[0]
-        out[span.start : span.stop] = (
-            mixed.view(kv_heads, -1, q.shape[2], size).permute(1, 0, 2, 3).flatten(1, 2)
-        )
+        mixed = scaled_dot_product_attention(q, k, v).unflatten(2, (-1, fan))
+        out[group.rows] = mixed.permute(0, 2, 1, 3, 4).reshape(-1, kv_heads * fan, size)
     return out
 
 
