@@ -11,11 +11,14 @@ import numpy.typing as npt
 class Canvas:
     """Token ids, which of them are masked, and what has changed since its row last ran.
 
-    tokens [L] int64 (the mask id at masked positions); masked [L] bool; stale [L] bool. answer:
-    first position of the answer. limit: positions from here on need no decision (after the first
-    end-of-text, after max_tokens). block: length of the model's attention blocks, None for full
-    attention.
+    tokens [L] int64 (the mask id at masked positions); masked [L] bool; given [L] bool, text that
+    was there from the start; stale [L] bool. answer: first position of the answer. limit: positions
+    from here on need no decision (after the first end-of-text, after max_tokens). block: length of
+    the model's attention blocks, None for full attention. revisable: set tokens of the open window
+    that were not given may still change.
     """
+
+    revisable = False
 
     def __init__(
         self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None
@@ -23,6 +26,7 @@ class Canvas:
         self.masked: npt.NDArray[np.bool_] = np.array(
             [token is None for token in tokens], dtype=bool
         )
+        self.given: npt.NDArray[np.bool_] = ~self.masked
         filled = [mask_id if token is None else token for token in tokens]
         self.tokens: npt.NDArray[np.int64] = np.array(filled, dtype=np.int64)
         self.stale = np.ones(len(filled), dtype=bool)
@@ -41,6 +45,10 @@ class Canvas:
         """Masked positions of a span that still need a decision."""
         return np.flatnonzero(self.masked[start : min(stop, self.limit)]) + start
 
+    def decidable(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Positions of a span that are decided by the request's own steps, set or not."""
+        return np.flatnonzero(~self.given[start : min(stop, self.limit)]) + start
+
     def first_changed(self) -> int:
         """The leftmost position whose token was set after its row last ran (the canvas length when
         there is none).
@@ -58,7 +66,14 @@ class Canvas:
         )
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Sets tokens; writing the mask id takes a token back."""
+        """Sets tokens."""
         self.tokens[positions] = tokens
-        self.masked[positions] = tokens == self.mask_id
+        self.masked[positions] = False
+        self.stale[positions] = True
+
+    def take_back(self, positions: npt.NDArray[np.int64]) -> None:
+        """Masks set positions again."""
+        assert not self.given[positions].any(), "given text never changes"
+        self.tokens[positions] = self.mask_id
+        self.masked[positions] = True
         self.stale[positions] = True

@@ -142,7 +142,7 @@ class Output:
 @dataclass(frozen=True)
 class CanvasEvent:
     """Provisional: what one step committed. positions (counted from the answer's start), their
-    tokens and confidence.
+    tokens and confidence; back: positions that were taken back, and are masked again.
     """
 
     id: str
@@ -150,6 +150,7 @@ class CanvasEvent:
     positions: list[int]
     token_ids: list[int]
     confidence: list[float]
+    back: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ from dinfer.canvas import Canvas
 PAGE = 32
 """Positions in a page."""
 
+TOP = 8
+"""Likeliest tokens that a proposal carries for a decoder that needs `top`."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -116,8 +119,15 @@ class Proposal:
 
     tokens [B, W] int64; confidence [B, W] float32, probability of the token under the raw logits;
     entropy (nats), margin (best minus second probability), noise (uniform, keyed by seed, position
-    and step) [B, W] float32; logits [B, W, V] float32. Outside the masked positions the values
-    mean nothing.
+    and step) [B, W] float32; logits [B, W, V] float32. The same measures after temperature, top-k
+    and top-p: filtered_confidence, filtered_entropy, filtered_margin. top_tokens [B, W, TOP] int64
+    (likeliest first, of those that may be chosen) and top_probs, their raw probabilities.
+
+    A decoder that is not monotone also gets proposals for the set positions of the window that are
+    no given text: editable [B, W] bool says which; held [B, W] int64 are the tokens there and kept
+    [B, W] float32 their probabilities under the raw logits.
+
+    Outside the masked and editable positions the values mean nothing.
     """
 
     tokens: Tensor
@@ -126,16 +136,29 @@ class Proposal:
     margin: Tensor | None = None
     noise: Tensor | None = None
     logits: Tensor | None = None
+    filtered_confidence: Tensor | None = None
+    filtered_entropy: Tensor | None = None
+    filtered_margin: Tensor | None = None
+    top_tokens: Tensor | None = None
+    top_probs: Tensor | None = None
+    editable: Tensor | None = None
+    held: Tensor | None = None
+    kept: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Where to write (`mask` [B, W] bool) and what (`tokens` [B, W]); writing the mask id takes a
-    token back.
+    """Where to write (`mask` [B, W] bool) and what (`tokens` [B, W]).
+
+    Only of a decoder that is not monotone: `mask` may hold editable positions, `back` [B, W] bool
+    says which of them are taken back (masked again), and `open` [B] bool which windows stay open
+    for another step even if nothing in them is masked.
     """
 
     mask: Tensor
     tokens: Tensor
+    back: Tensor | None = None
+    open: Tensor | None = None
 
 
 class Iteration(Protocol):
@@ -163,12 +186,18 @@ class CachePolicy(Protocol):
 
 
 class Decoder(Protocol):
-    """Chooses what to commit. `needs`: fields of Proposal it reads besides tokens and confidence.
+    """Chooses what to commit. `needs`: what it reads of a Proposal besides tokens and confidence
+    (entropy, margin, noise, logits, top, or filtered_confidence, filtered_entropy,
+    filtered_margin).
 
-    `monotone`: never touches a set position, so whatever is set is settled.
+    `monotone`: never touches a set position, so whatever is set is settled. One that is not must
+    come to an end by itself: over a window's steps it takes back fewer tokens than it sets, and
+    holds the window open for a bounded number of steps.
     """
 
-    needs: ClassVar[frozenset[str]]
+    @property
+    def needs(self) -> frozenset[str]: ...  # noqa: D102
+
     monotone: ClassVar[bool]
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
@@ -186,3 +215,31 @@ def ranks(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     place = torch.arange(order.shape[1], device=order.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, place)
     return torch.where(eligible_BW, rank, order.shape[1])
+
+
+def best(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
+    """The eligible position of the highest score in each row that has one, [B, W] bool; ties to
+    the left.
+    """
+    return eligible_BW & (ranks(score_BW, eligible_BW) == 0)
+
+
+def recall(states: Sequence[WindowState], name: str, blank: Tensor) -> Tensor:
+    """What each window remembers under `name`, laid over `blank` [B] or [B, W, ...], which stands
+    where it remembers nothing.
+    """
+    found = blank.clone()
+    for row, state in zip(found, states, strict=True):
+        kept = state.memory.get(name)
+        if kept is not None and kept.dim():
+            width = min(len(kept), len(row))
+            row[:width] = kept[:width]
+        elif kept is not None:
+            row.copy_(kept)
+    return found
+
+
+def remember(states: Sequence[WindowState], name: str, value: Tensor) -> None:
+    """Keeps row b of `value` [B] or [B, W, ...] with window b, until it closes."""
+    for row, state in zip(value, states, strict=True):
+        state.memory[name] = row

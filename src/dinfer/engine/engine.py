@@ -139,20 +139,24 @@ class Engine:
 
     def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
         canvas, plan, state = sequence.canvas, sequence.plan, sequence.window_state
-        assert plan is not None and state is not None and len(commit.positions), (
-            "a step must commit something"
-        )
+        assert plan is not None and state is not None
+        assert len(commit.positions) or sequence.held_open, "a step must commit something"
         canvas.write(commit.positions, commit.tokens)
+        canvas.take_back(commit.back)
+        sequence.held_open = commit.open
         sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
         state.steps += 1
         sequence.stats.forward_passes += 1
         sequence.stats.rows_run += len(plan.rows)
         sequence.plan = None
         self._end_early(sequence, commit)
-        places = (commit.positions - canvas.answer).tolist()
-        step = sequence.stats.forward_passes
         event = CanvasEvent(
-            sequence.request.id, step, places, commit.tokens.tolist(), commit.confidence.tolist()
+            sequence.request.id,
+            sequence.stats.forward_passes,
+            (commit.positions - canvas.answer).tolist(),
+            commit.tokens.tolist(),
+            commit.confidence.tolist(),
+            (commit.back - canvas.answer).tolist(),
         )
         return [event, *self._settle(sequence)]
 
@@ -161,11 +165,14 @@ class Engine:
         request, canvas = sequence.request, sequence.canvas
         if not request.stops or request.params.ignore_eos:
             return
-        ends = [
-            p
-            for p, t in zip(commit.positions, commit.tokens, strict=True)
-            if int(t) in self.facts.eos_ids
-        ]
+        if canvas.revisable:
+            # An end-of-text may be gone again, so what counts is what stands now.
+            canvas.limit = len(request.canvas)
+            places = np.flatnonzero(~canvas.masked & ~canvas.given)
+            tokens = canvas.tokens[places]
+        else:
+            places, tokens = commit.positions, commit.tokens
+        ends = [p for p, t in zip(places, tokens, strict=True) if int(t) in self.facts.eos_ids]
         if ends:
             canvas.limit = min(canvas.limit, int(min(ends)) + 1)
 
@@ -174,15 +181,17 @@ class Engine:
         canvas = sequence.canvas
         _, answer = self._live[sequence.request.id]
         first = canvas.first_masked()
-        end = canvas.limit if first is None else max(first, sequence.settled)
-        if first is not None and not sequence.strategy.decoder.monotone:
+        done = first is None and not sequence.held_open
+        end = canvas.limit if first is None else first
+        if canvas.revisable and not done:
             assert sequence.window is not None
-            end = max(sequence.settled, min(end, sequence.window.start))
+            end = min(end, sequence.window.start)
+        end = max(end, sequence.settled)
         new = canvas.tokens[sequence.settled : end].tolist()
         sequence.settled = end
         stopped = self._stopped(sequence, new)
-        text = answer.feed(new[:-1] if stopped else new, last=first is None)
-        if answer.stopped or first is None:
+        text = answer.feed(new[:-1] if stopped else new, last=done)
+        if answer.stopped or done:
             reason: FinishReason = "stop" if stopped or answer.stopped else "length"
             return [self._finish(sequence, answer, reason, text)]
         return [TextEvent(sequence.request.id, text)] if text else []

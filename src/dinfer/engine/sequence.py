@@ -44,6 +44,7 @@ class Sequence:
     slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     in_one_run: bool = True
     settled: int = 0
+    held_open: bool = False
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
     arrived: float = field(default_factory=time.perf_counter)
@@ -51,6 +52,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.settled = self.canvas.answer
+        self.canvas.revisable = not self.strategy.decoder.monotone
         self.logprobs = np.zeros(len(self.canvas))
 
     @property
@@ -70,7 +72,7 @@ class Sequence:
 
     def advance(self) -> bool:
         """Finds the window and plans the next step; False when nothing is left to decide."""
-        window = self.strategy.iteration.window(self.canvas)
+        window = self.window if self.held_open else self.strategy.iteration.window(self.canvas)
         if window is None:
             return False
         if window != self.window:
