@@ -104,7 +104,8 @@ def _one_group(
 def _entropy(logits_RV: Tensor) -> Tensor:
     total = logits_RV.logsumexp(dim=1)
     p = (logits_RV - total[:, None]).exp()
-    return total - torch.where(p > 0, p * logits_RV, 0.0).sum(dim=1)
+    # Rounding may leave the entropy of a certain token just below 0.
+    return (total - torch.where(p > 0, p * logits_RV, 0.0).sum(dim=1)).clamp_min(0.0)
 
 
 def _margin(logits_RV: Tensor) -> Tensor:
