@@ -117,9 +117,9 @@ def test_cache_runs_what_is_undecided_and_sees_only_what_ran(name: str, block: i
         undecided = canvas.undecided(window.start, window.stop)
         plan = policy.plan(canvas, window, state)
         assert set(undecided.tolist()) <= set(plan.rows)
-        ran[plan.rows.start : plan.rows.stop] = True
+        ran[plan.index] = True
         assert ran[: plan.visible].all()
-        canvas.stale[plan.rows.start : plan.rows.stop] = False
+        canvas.stale[plan.index] = False
         canvas.write(
             rng.choice(undecided, min(3, len(undecided)), replace=False),
             np.array([3] * min(3, len(undecided))),

@@ -15,10 +15,12 @@ class Canvas:
     was there from the start; stale [L] bool. answer: first position of the answer. limit: positions
     from here on need no decision (after the first end-of-text, after max_tokens). block: length of
     the model's attention blocks, None for full attention. revisable: set tokens of the open window
-    that were not given may still change.
+    that were not given may still change. horizon: first position that the open window leaves out.
+    chosen: the last window that was narrowed to what the model proposed, (start, stop).
     """
 
     revisable = False
+    chosen = (0, 0)
 
     def __init__(
         self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None
@@ -30,6 +32,7 @@ class Canvas:
         filled = [mask_id if token is None else token for token in tokens]
         self.tokens: npt.NDArray[np.int64] = np.array(filled, dtype=np.int64)
         self.stale = np.ones(len(filled), dtype=bool)
+        self.horizon = len(filled)
         self.answer, self.limit, self.mask_id, self.block = answer, limit, mask_id, block
 
     def __len__(self) -> int:
@@ -58,12 +61,12 @@ class Canvas:
         return place if len(changed) and changed[place] else len(self)
 
     def reach(self, stop: int) -> int:
-        """First position that rows before `stop` can never attend to: the end of their block, or
-        of the canvas.
+        """First position that rows before `stop` do not attend to: the end of their block, or the
+        horizon.
         """
-        return (
-            len(self) if self.block is None else min(len(self), -(-stop // self.block) * self.block)
-        )
+        if self.block is None:
+            return self.horizon
+        return min(len(self), -(-stop // self.block) * self.block)
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Sets tokens."""

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -55,24 +57,47 @@ class Facts:
 
 @dataclass(frozen=True)
 class Window:
-    """Positions `start <= p < stop` to denoise next."""
+    """Positions `start <= p < stop` to denoise next.
+
+    horizon: under full attention, the first position that is left out while this window is open
+    (all but the canvas's last one, which tells the model where the text ends); None = none is.
+    """
 
     start: int
     stop: int
+    horizon: int | None = None
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Which positions to run; they attend to stored positions before `visible` (a block-causal
-    model looks less far).
+    """Which positions to run, a range or a rising array; they attend to stored positions before
+    `visible` (a block-causal model looks less far) and to those in `also`.
 
     `repeat`: for how many more steps the same plan would be given while the window stays open (a
     runner may then take them without asking); 0 = until it closes.
     """
 
-    rows: range
+    rows: range | npt.NDArray[np.int64]
     visible: int
     repeat: int = 1
+    also: tuple[int, ...] = ()
+
+    @property
+    def index(self) -> slice | npt.NDArray[np.int64]:
+        """The rows as an index into arrays over the canvas."""
+        rows = self.rows
+        return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+    def find(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Which row each position is; all must be among them."""
+        if isinstance(self.rows, range):
+            return positions - self.rows.start
+        return self.rows.searchsorted(positions)
+
+    def and_last(self, last: int) -> "StepPlan":
+        """The same with the canvas's last position, which lies behind all others."""
+        rows = np.append(np.asarray(self.rows, dtype=np.int64), last)
+        return StepPlan(rows, self.visible, self.repeat, (*self.also, last))
 
 
 @dataclass
@@ -80,13 +105,15 @@ class CacheState:
     """What a cache policy remembers of one sequence.
 
     window: the one planned for last. age: steps since the whole canvas ran. plans: steps so far.
-    final: leading positions whose stored keys and values will never change.
+    final: leading positions whose stored keys and values will never change. reach: how far the
+    rows of the last plan could see.
     """
 
     window: Window | None = None
     age: int = 0
     plans: int = 0
     final: int = 0
+    reach: int = 0
 
     def due(self, window: Window, refresh: int) -> bool:
         """Whether the whole canvas must run: a window opens, or `refresh` steps (0 = never)
@@ -162,7 +189,12 @@ class Commit:
 
 
 class Iteration(Protocol):
-    """Chooses the window to denoise next."""
+    """Chooses the window to denoise next.
+
+    May also have `narrow(canvas, window, positions, tokens, confidence) -> int`: asked in a
+    window's first step, with what is proposed for its undecided positions (arrays of equal length,
+    positions rising), for where the window shall end; the canvas then keeps it as `chosen`.
+    """
 
     def window(self, canvas: Canvas) -> Window | None:
         """A function of the canvas alone; None = nothing is left to decide."""

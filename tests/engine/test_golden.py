@@ -98,8 +98,6 @@ def strategies(case: dict) -> dict[str, str]:
 @pytest.mark.parametrize(("family", "case"), cases("generate"))
 def test_reference_decodes(family: str, case: dict) -> None:
     s = case["settings"]
-    if s.get("cfg_scale"):
-        pytest.skip("guidance is an option of a later release")
     facts = {"block_length": s["block_length"]} if family == "sdar" else {}
     stop = s.get("stop_token_ids")
     if stop:
@@ -112,6 +110,7 @@ def test_reference_decodes(family: str, case: dict) -> None:
         ignore_eos=not stop,
         temperature=s["temperature"],
         top_k=s.get("top_k", 0),
+        guidance=s.get("cfg_scale", 0.0),
         **strategies(case),
     )
     (out,) = llm(family, **facts).generate(prompt, params)

@@ -138,8 +138,8 @@ class Engine:
         return Canvas(tokens, request.answer, len(request.canvas), self.facts.mask_id, block)
 
     def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
-        canvas, plan, state = sequence.canvas, sequence.plan, sequence.window_state
-        assert plan is not None and state is not None
+        canvas, state = sequence.canvas, sequence.window_state
+        assert state is not None
         assert len(commit.positions) or sequence.held_open, "a step must commit something"
         canvas.write(commit.positions, commit.tokens)
         canvas.take_back(commit.back)
@@ -147,7 +147,7 @@ class Engine:
         sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
         state.steps += 1
         sequence.stats.forward_passes += 1
-        sequence.stats.rows_run += len(plan.rows)
+        sequence.stats.rows_run += sequence.rows
         sequence.plan = None
         self._end_early(sequence, commit)
         event = CanvasEvent(

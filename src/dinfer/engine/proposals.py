@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.sequence import Sequence
-from dinfer.kernel.propose import RowSampling, propose
+from dinfer.kernel.propose import Guidance, RowSampling, propose
 from dinfer.nn.transformer import Transformer
 from dinfer.step import Commit, Decoder, Proposal
 
@@ -46,23 +46,27 @@ def commits(
         find = canvas.decidable if canvas.revisable else canvas.undecided
         positions = find(window.start, window.stop)
         asked.append(positions)
-        rows.append(positions - sequence.plan.rows.start + offset)
-        offset += len(sequence.plan.rows)
+        rows.append(sequence.plan.find(positions) + offset)
+        offset += sequence.rows
     chosen = torch.from_numpy(np.concatenate(rows)).to(hidden_TD.device)
     needs = frozenset[str]().union(*(s.strategy.decoder.needs for s in batch))
     sampling = _sampling(batch, asked, hidden_TD.device)
     allowed = _allowed(batch, asked, model.shape.vocab, hidden_TD.device)
     held = _held(batch, asked, hidden_TD.device)
-    found = propose(hidden_TD[chosen], model.head, mask_id, needs, sampling, allowed, held)
+    guidance = _guidance(batch, rows, hidden_TD)
+    found = propose(
+        hidden_TD[chosen], model.head, mask_id, needs, sampling, allowed, held, guidance
+    )
     if held is not None:
         found["held"] = held
     results: list[Committed | None] = [None] * len(batch)
     starts = np.cumsum([0, *map(len, asked)])
+    asked = _narrowed(batch, asked, starts, found)
     groups: dict[Decoder, list[int]] = defaultdict(list)
     for number, sequence in enumerate(batch):
         groups[sequence.strategy.decoder].append(number)
     for decoder, members in groups.items():
-        parts = [slice(starts[i], starts[i + 1]) for i in members]
+        parts = [slice(starts[i], starts[i] + len(asked[i])) for i in members]
         group = [batch[i] for i in members]
         for i, done in zip(
             members,
@@ -71,6 +75,21 @@ def commits(
         ):
             results[i] = done
     return [done for done in results if done is not None]
+
+
+def _narrowed(
+    batch: Many[Sequence], asked: list[Ids], starts: Ids, found: dict[str, Tensor]
+) -> list[Ids]:
+    """Positions to decide once every iteration that wants to has ended its window sooner."""
+    left = list(asked)
+    for i, sequence in enumerate(batch):
+        if sequence.narrows:
+            part = slice(starts[i], starts[i + 1])
+            tokens, confidence = (found[x][part].cpu().numpy() for x in ("tokens", "confidence"))
+            sequence.narrow(asked[i], tokens, confidence)
+            assert sequence.window is not None
+            left[i] = asked[i][: asked[i].searchsorted(sequence.window.stop)]
+    return left
 
 
 def _decide(
@@ -126,6 +145,21 @@ def _read(commit: Commit, confidence_BW: Tensor, starts: list[int]) -> list[Comm
             )
         )
     return done
+
+
+def _guidance(batch: Many[Sequence], rows: list[Ids], hidden_TD: Tensor) -> Guidance | None:
+    """The guided rows among those that are proposed for, with their hidden rows of the second run;
+    None where no request is guided.
+    """
+    scales = [s.request.params.guidance for s in batch]
+    if not any(scales):
+        return None
+    second = [r + s.rows // 2 for r, s in zip(rows, batch, strict=True)]
+    each = np.repeat(scales, [len(r) for r in rows])
+    places = np.flatnonzero(each)
+    hidden = torch.from_numpy(np.concatenate(second)[places]).to(hidden_TD.device)
+    scale = torch.from_numpy(each[places]).to(hidden_TD.device, torch.float32)
+    return Guidance(places, hidden_TD[hidden], scale)
 
 
 def _held(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> Tensor | None:

@@ -7,13 +7,17 @@ import itertools
 from collections.abc import Sequence as Many
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dinfer.engine.pool import Pool
-from dinfer.engine.sequence import Sequence
+from dinfer.engine.sequence import Place, Sequence
 from dinfer.kernel.attention import Span, attention
 from dinfer.nn.transformer import Transformer
+from dinfer.step import StepPlan
+
+Ids = npt.NDArray[np.int64]
 
 
 class Runner:
@@ -24,21 +28,23 @@ class Runner:
         self.device = pool.arena.device
 
     def forward(self, batch: Many[Sequence]) -> Tensor:
-        """Normed hidden rows [T, D] of the planned rows, one sequence after the other; stores
-        their K/V.
+        """Normed hidden rows [T, D] of the planned rows, one sequence after the other and of each
+        one run after the other; stores their K/V.
         """
         tokens, positions, slots, spans = [], [], [], []
         start = 0
         for sequence in batch:
             plan = sequence.plan
             assert plan is not None
-            rows = slice(plan.rows.start, plan.rows.stop)
-            tokens.append(sequence.canvas.tokens[rows])
-            positions.append(np.arange(rows.start, rows.stop))
-            slots.append(sequence.slots[rows])
-            spans += self._spans(sequence, start)
+            rows = plan.index
+            where = np.arange(len(sequence.canvas))[rows]
+            for place, given in zip(sequence.places, sequence.inputs(), strict=True):
+                tokens.append(given[rows])
+                positions.append(where)
+                slots.append(place.slots[rows])
+                spans += self._spans(plan, where, place, start)
+                start += len(plan.rows)
             sequence.canvas.stale[rows] = False
-            start += len(plan.rows)
         tokens_T, positions_T, slots_T = (
             torch.from_numpy(np.concatenate(x)).to(self.device) for x in (tokens, positions, slots)
         )
@@ -56,30 +62,21 @@ class Runner:
         out: Tensor = self.model(self.model.embed(tokens_T), positions_T, attend)
         return out
 
-    def _spans(self, sequence: Sequence, offset: int) -> list[Span]:
+    def _spans(self, plan: StepPlan, positions: Ids, place: Place, offset: int) -> list[Span]:
         """One span of rows for each limit of sight: the plan's, or the end of the row's block."""
-        plan = sequence.plan
-        assert plan is not None
-        edges = [plan.rows.start, plan.rows.stop]
-        if self.block is not None:
-            first = (plan.rows.start // self.block + 1) * self.block
-            edges[1:1] = range(first, plan.rows.stop, self.block)
-        spans = []
-        for low, high in itertools.pairwise(edges):
-            sight = (
-                plan.visible
-                if self.block is None
-                else min(plan.visible, -(-high // self.block) * self.block)
-            )
-            spans.append(
-                Span(
-                    offset + low - edges[0], offset + high - edges[0], self._sight(sequence, sight)
-                )
-            )
-        return spans
+        if self.block is None:
+            sight = self._sight(place, plan.visible, plan.also)
+            return [Span(offset, offset + len(positions), sight)]
+        ends = (positions // self.block + 1) * self.block
+        cuts = np.flatnonzero(ends[1:] != ends[:-1]) + 1
+        return [
+            Span(offset + low, offset + high, self._sight(place, min(plan.visible, int(ends[low]))))
+            for low, high in itertools.pairwise([0, *cuts.tolist(), len(positions)])
+        ]
 
-    def _sight(self, sequence: Sequence, stop: int) -> slice | Tensor:
-        if sequence.in_one_run and stop:
-            first = int(sequence.slots[0])
+    def _sight(self, place: Place, stop: int, also: tuple[int, ...] = ()) -> slice | Tensor:
+        if place.in_one_run and stop and not also:
+            first = int(place.slots[0])
             return slice(first, first + stop)
-        return torch.from_numpy(sequence.slots[:stop]).to(self.device)
+        slots = np.concatenate((place.slots[:stop], place.slots[list(also)]))
+        return torch.from_numpy(slots).to(self.device)

@@ -38,10 +38,9 @@ class Scheduler:
         for sequence in self.running:
             if not sequence.advance():
                 continue
-            assert sequence.plan is not None
-            rows += len(sequence.plan.rows)
+            rows += sequence.rows
             if batch and rows > self.max_rows:
-                rows -= len(sequence.plan.rows)
+                rows -= sequence.rows
                 continue
             batch.append(sequence)
         if len(batch) < len(self.running):

@@ -7,6 +7,8 @@ large batch is kept.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,19 @@ class RowSampling:
         return RowSampling(self.greedy, *(x[rows] for x in tensors))
 
 
+@dataclass(frozen=True)
+class Guidance:
+    """Unsupervised classifier-free guidance (arXiv 2410.18514) of some rows.
+
+    rows [G] int64, rising, on the host; hidden_GD: the same rows of the run in which the given text
+    is masked; scale_G float32: 0 would leave the logits as they are.
+    """
+
+    rows: npt.NDArray[np.int64]
+    hidden_GD: Tensor
+    scale_G: Tensor
+
+
 def propose(
     hidden_RD: Tensor,
     head: nn.Module,
@@ -45,6 +60,7 @@ def propose(
     sampling: RowSampling,
     allowed_RV: Tensor | None = None,
     held_R: Tensor | None = None,
+    guidance: Guidance | None = None,
 ) -> dict[str, Tensor]:
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
     what `needs` names.
@@ -53,7 +69,8 @@ def propose(
     of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise [R], logits
     [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k and top-p,
     filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R`: tokens that stand in
-    the rows; gives kept [R], their probability (0 for the mask token).
+    the rows; gives kept [R], their probability (0 for the mask token). Under `guidance` the guided
+    logits count as the raw ones.
     """
     needs = frozenset(needs)
     parts = []
@@ -61,12 +78,24 @@ def propose(
         rows = slice(start, start + GROUP)
         allowed = None if allowed_RV is None else allowed_RV[rows]
         logits = head(hidden_RD[rows]).float()
+        if guidance is not None:
+            _guide(logits, head, guidance, start)
         logits[:, mask_id] = -torch.inf
         part = _one_group(logits, needs, sampling.part(rows), allowed)
         if held_R is not None:
             part["kept"] = _probability(logits, held_R[rows])
         parts.append(part)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+
+def _guide(logits_RV: Tensor, head: nn.Module, guidance: Guidance, start: int) -> None:
+    """`u + (1 + scale) (c - u)` in place, for the guided ones of the rows from `start` on."""
+    part = slice(*guidance.rows.searchsorted((start, start + len(logits_RV))))
+    if part.start < part.stop:
+        rows = torch.from_numpy(guidance.rows[part] - start).to(logits_RV.device)
+        without = head(guidance.hidden_GD[part]).float()
+        scale = 1 + guidance.scale_G[part, None]
+        logits_RV[rows] = without + scale * (logits_RV[rows] - without)
 
 
 def _one_group(
