@@ -113,6 +113,7 @@ class Usage:
 @dataclass
 class Stats:
     """What a request cost. forward_passes: steps it took part in. rows_run: rows of all of them.
+    reused: leading rows that an earlier request had run already.
 
     tokens_per_forward counts the answer's tokens, end-of-text included. seconds: from its
     admission to its end; queued_seconds: before that.
@@ -120,6 +121,7 @@ class Stats:
 
     forward_passes: int = 0
     rows_run: int = 0
+    reused: int = 0
     tokens: int = 0
     seconds: float = 0.0
     queued_seconds: float = 0.0

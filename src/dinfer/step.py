@@ -202,7 +202,11 @@ class Iteration(Protocol):
 
 
 class CachePolicy(Protocol):
-    """Chooses the rows to run. `exact`: gives the tokens of the uncached run."""
+    """Chooses the rows to run. `exact`: gives the tokens of the uncached run.
+
+    One that never runs rows before `CacheState.final` again may have `reuses` true: where the pool
+    still holds the beginning of a text, `final` then starts behind it.
+    """
 
     exact: ClassVar[bool]
 

@@ -17,6 +17,7 @@ class Block:
     """
 
     exact: ClassVar[bool] = True
+    reuses: ClassVar[bool] = True
 
     def allow(self, facts: Facts) -> None:
         """Only block-causal models: elsewhere a finished block changes with what follows it."""

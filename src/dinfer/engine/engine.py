@@ -11,6 +11,7 @@ import torch
 from dinfer.canvas import Canvas
 from dinfer.engine.answer import Answer
 from dinfer.engine.pool import Pool
+from dinfer.engine.prefixes import Prefixes
 from dinfer.engine.proposals import Committed, commits
 from dinfer.engine.runner import Runner
 from dinfer.engine.scheduler import Scheduler
@@ -53,7 +54,10 @@ class Engine:
     ) -> None:
         self.model, self.facts, self.tokenizer = model, facts, tokenizer
         weight = model.embedding.weight
-        self.pool = Pool(model.shape, limits.pages, weight.dtype, weight.device, limits.poison)
+        prefixes = None if facts.block_length is None else Prefixes(facts.block_length)
+        self.pool = Pool(
+            model.shape, limits.pages, weight.dtype, weight.device, limits.poison, prefixes
+        )
         self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
         self.runner = Runner(model, self.pool, facts.block_length)
         self._live: dict[str, tuple[Sequence, Answer]] = {}
@@ -148,7 +152,7 @@ class Engine:
         state.steps += 1
         sequence.stats.forward_passes += 1
         sequence.stats.rows_run += sequence.rows
-        sequence.plan = None
+        sequence.plan, sequence.final = None, sequence.cache_state.final
         self._end_early(sequence, commit)
         event = CanvasEvent(
             sequence.request.id,

@@ -63,6 +63,7 @@ class Sequence:
     places: list[Place] = field(default_factory=list)
     settled: int = 0
     held_open: bool = False
+    final: int = 0
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
     arrived: float = field(default_factory=time.perf_counter)
@@ -96,9 +97,31 @@ class Sequence:
             return [canvas.tokens]
         return [canvas.tokens, np.where(canvas.given, canvas.mask_id, canvas.tokens)]
 
-    def place(self, pages: list[int]) -> None:
-        """Gives the sequence its pages, the same number to each run."""
+    @property
+    def reuses(self) -> bool:
+        """Whether its cache policy leaves final rows alone, so that pages with them may be shared.
+        (The second run of a guided request is never that of another text.)
+        """
+        return self.runs == 1 and getattr(self.strategy.cache, "reuses", False)
+
+    @property
+    def opening(self) -> npt.NDArray[np.int64]:
+        """The text before the first mask."""
+        masked = self.canvas.masked
+        return self.canvas.tokens[: int(masked.argmax()) if masked.any() else 0]
+
+    @property
+    def final_text(self) -> npt.NDArray[np.int64]:
+        """The text whose rows have run for good."""
+        return self.canvas.tokens[: self.final]
+
+    def place(self, pages: list[int], known: int = 0) -> None:
+        """Gives the sequence its pages, the same number to each run. The first `known` ones hold
+        the beginning of its text.
+        """
         self.pages = pages
+        self.stats.reused = self.final = self.cache_state.final = known * PAGE
+        self.canvas.stale[: known * PAGE] = False
         share = len(pages) // self.runs
         parts = [pages[i * share : (i + 1) * share] for i in range(self.runs)]
         self.places = [Place.of(part, len(self.canvas)) for part in parts]
