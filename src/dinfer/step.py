@@ -194,6 +194,9 @@ class Iteration(Protocol):
     May also have `narrow(canvas, window, positions, tokens, confidence) -> int`: asked in a
     window's first step, with what is proposed for its undecided positions (arrays of equal length,
     positions rising), for where the window shall end; the canvas then keeps it as `chosen`.
+
+    May have `mix(step) -> float`: how much of the embedding that the last step expected is added to
+    the input of a mask in the request's step `step`.
     """
 
     def window(self, canvas: Canvas) -> Window | None:

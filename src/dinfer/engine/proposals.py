@@ -50,17 +50,23 @@ def commits(
         offset += sequence.rows
     chosen = torch.from_numpy(np.concatenate(rows)).to(hidden_TD.device)
     needs = frozenset[str]().union(*(s.strategy.decoder.needs for s in batch))
+    mixing = [s.mix > 0 for s in batch]
+    embedding = model.embedding.weight if any(mixing) else None
     sampling = _sampling(batch, asked, hidden_TD.device)
     allowed = _allowed(batch, asked, model.shape.vocab, hidden_TD.device)
     held = _held(batch, asked, hidden_TD.device)
     guidance = _guidance(batch, rows, hidden_TD)
     found = propose(
-        hidden_TD[chosen], model.head, mask_id, needs, sampling, allowed, held, guidance
+        hidden_TD[chosen], model.head, mask_id, needs, sampling, allowed, held, guidance, embedding
     )
+    expected = found.pop("expected", None)
     if held is not None:
         found["held"] = held
     results: list[Committed | None] = [None] * len(batch)
     starts = np.cumsum([0, *map(len, asked)])
+    for i, sequence in enumerate(batch):
+        if expected is not None and mixing[i]:
+            sequence.expect(asked[i], expected[starts[i] : starts[i + 1]])
     asked = _narrowed(batch, asked, starts, found)
     groups: dict[Decoder, list[int]] = defaultdict(list)
     for number, sequence in enumerate(batch):

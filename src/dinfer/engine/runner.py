@@ -31,7 +31,7 @@ class Runner:
         """Normed hidden rows [T, D] of the planned rows, one sequence after the other and of each
         one run after the other; stores their K/V.
         """
-        tokens, positions, slots, spans = [], [], [], []
+        tokens, positions, slots, spans, soft = [], [], [], [], []
         start = 0
         for sequence in batch:
             plan = sequence.plan
@@ -43,23 +43,35 @@ class Runner:
                 positions.append(where)
                 slots.append(place.slots[rows])
                 spans += self._spans(plan, where, place, start)
+                soft += self._soft(sequence, where, start)
                 start += len(plan.rows)
             sequence.canvas.stale[rows] = False
         tokens_T, positions_T, slots_T = (
             torch.from_numpy(np.concatenate(x)).to(self.device) for x in (tokens, positions, slots)
         )
-        return self._run(tokens_T, positions_T, slots_T, spans)
+        x_TD = self.model.embed(tokens_T)
+        for rows, added in soft:
+            x_TD = x_TD.index_add(0, rows, added.to(x_TD.dtype))
+        return self._run(x_TD, positions_T, slots_T, spans)
 
-    def _run(
-        self, tokens_T: Tensor, positions_T: Tensor, slots_T: Tensor, spans: list[Span]
-    ) -> Tensor:
+    def _soft(self, sequence: Sequence, positions: Ids, offset: int) -> list[tuple[Tensor, Tensor]]:
+        """Rows of masks and what is added to their embeddings; nothing for plain sequences."""
+        if sequence.soft is None:
+            return []
+        rows = np.flatnonzero(sequence.canvas.masked[positions])
+        places = torch.from_numpy(positions[rows]).to(self.device)
+        return [
+            (torch.from_numpy(rows + offset).to(self.device), sequence.soft[places] * sequence.mix)
+        ]
+
+    def _run(self, x_TD: Tensor, positions_T: Tensor, slots_T: Tensor, spans: list[Span]) -> Tensor:
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             keys, values = self.pool.keys(layer), self.pool.values(layer)
             keys.index_copy_(0, slots_T, k_TKd)
             values.index_copy_(0, slots_T, v_TKd)
             return attention(q_THd, keys, values, spans)
 
-        out: Tensor = self.model(self.model.embed(tokens_T), positions_T, attend)
+        out: Tensor = self.model(x_TD, positions_T, attend)
         return out
 
     def _spans(self, plan: StepPlan, positions: Ids, place: Place, offset: int) -> list[Span]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from dinfer.canvas import Canvas
 from dinfer.request import FinishReason, Request, Stats
@@ -63,6 +65,7 @@ class Sequence:
     places: list[Place] = field(default_factory=list)
     settled: int = 0
     held_open: bool = False
+    soft: Tensor | None = None
     final: int = 0
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
@@ -114,6 +117,18 @@ class Sequence:
     def final_text(self) -> npt.NDArray[np.int64]:
         """The text whose rows have run for good."""
         return self.canvas.tokens[: self.final]
+
+    @property
+    def mix(self) -> float:
+        """Weight of the expected embedding in the inputs of this step's masks."""
+        mix = getattr(self.strategy.iteration, "mix", None)
+        return 0.0 if mix is None else float(mix(self.stats.forward_passes))
+
+    def expect(self, positions: npt.NDArray[np.int64], expected_RD: Tensor) -> None:
+        """Keeps the embeddings that a step expected in some positions."""
+        if self.soft is None:
+            self.soft = expected_RD.new_zeros(len(self.canvas), expected_RD.shape[1])
+        self.soft[torch.from_numpy(positions).to(expected_RD.device)] = expected_RD
 
     def place(self, pages: list[int], known: int = 0) -> None:
         """Gives the sequence its pages, the same number to each run. The first `known` ones hold

@@ -61,6 +61,7 @@ def propose(
     allowed_RV: Tensor | None = None,
     held_R: Tensor | None = None,
     guidance: Guidance | None = None,
+    embedding_VD: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
     what `needs` names.
@@ -70,7 +71,8 @@ def propose(
     [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k and top-p,
     filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R`: tokens that stand in
     the rows; gives kept [R], their probability (0 for the mask token). Under `guidance` the guided
-    logits count as the raw ones.
+    logits count as the raw ones. `embedding_VD` asks for expected [R, D], the mean embedding under
+    the raw probabilities.
     """
     needs = frozenset(needs)
     parts = []
@@ -84,6 +86,8 @@ def propose(
         part = _one_group(logits, needs, sampling.part(rows), allowed)
         if held_R is not None:
             part["kept"] = _probability(logits, held_R[rows])
+        if embedding_VD is not None:
+            part["expected"] = logits.softmax(dim=1).to(embedding_VD.dtype) @ embedding_VD
         parts.append(part)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
