@@ -29,7 +29,8 @@ def test_pruned_with_all_in_sight_is_blockwise(
     assert wide.stats.rows_run == plain.stats.rows_run
     near = run(make_engine(family), [3, 4, 5], iteration="pruned:length=8:ahead=1", **options)
     assert len(near.token_ids) == 40
-    assert near.stats.rows_run <= plain.stats.rows_run or family == "sdar"
+    if cache in ("none", "prefix") and family != "sdar":
+        assert near.stats.rows_run < plain.stats.rows_run
 
 
 def test_pruned_runs_the_nearest_and_the_last(scripted: Callable[..., Engine]) -> None:

@@ -50,8 +50,8 @@ class Runner:
             torch.from_numpy(np.concatenate(x)).to(self.device) for x in (tokens, positions, slots)
         )
         x_TD = self.model.embed(tokens_T)
-        for rows, added in soft:
-            x_TD = x_TD.index_add(0, rows, added.to(x_TD.dtype))
+        for masks, added in soft:
+            x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))
         return self._run(x_TD, positions_T, slots_T, spans)
 
     def _soft(self, sequence: Sequence, positions: Ids, offset: int) -> list[tuple[Tensor, Tensor]]:
