@@ -187,7 +187,7 @@ def remdm(w: Seen) -> Done:
     quota = min(len(w.masked), max(1, share))
     held = w.editable
     n = len(w.masked) + len(held)
-    sigma = min(0.5, (1 - (len(held) + quota) / n) / (len(held) / n)) if held else 0.0
+    sigma = min(1.0, (1 - (len(held) + quota) / n) / (len(held) / n)) if held else 0.0
     lots = sorted((i for i in held if w.noise[i] < sigma), key=lambda i: (w.noise[i], i))
     back = lots[: len(w.masked) - quota]
     return Done(commit(w, w.sorted(w.c)[: quota + len(back)]).tokens, set(back))
@@ -198,11 +198,11 @@ def edit(w: Seen) -> Done:
     if w.masked:
         chosen = {i for i in w.masked if w.c(i) > 0.6} | {w.sorted(w.c)[0]}
         tokens = {i: w.token(i) for i in chosen}
-    edits = {i for i in w.editable if w.token(i) != w.held[i] and w.c(i) > 0.4}
+    edits = {i for i in w.editable if w.token(i) != w.held[i] and w.c(i) > 0.15}
     full = not w.masked
     w.memory["rounds"] = w.memory.get("rounds", 0) + full
     filled = not set(w.masked) - set(tokens)
-    stays = filled and w.memory["rounds"] < 3 and (not full or bool(edits))
+    stays = filled and w.memory["rounds"] < 2 and (not full or bool(edits))
     return Done(tokens | {i: w.token(i) for i in edits}, open=stays)
 
 
@@ -219,8 +219,8 @@ RULES: dict[str, Rule] = {
     "dream:steps=4:ranking=margin:filtered=false": lambda w: dream(w, w.margin),
     "dream:steps=4:ranking=entropy:filtered=false": lambda w: dream(w, lambda i: -w.h(i)),
     "wino:threshold=0.3:back=0.6:share=0.5:least=1:most=4": wino,
-    "remdm:steps=5:eta=0.5": remdm,
-    "edit:threshold=0.6:edit=0.4:rounds=3": edit,
+    "remdm:steps=5:eta=1": remdm,
+    "edit:threshold=0.6:edit=0.15:rounds=2": edit,
 }
 
 
