@@ -152,7 +152,8 @@ class Proposal:
 
     A decoder that is not monotone also gets proposals for the set positions of the window that are
     no given text: editable [B, W] bool says which; held [B, W] int64 are the tokens there and kept
-    [B, W] float32 their probabilities under the raw logits.
+    [B, W] float32 their probabilities under the raw logits: those of the position's own row, which
+    sees its token, or under `shadow` those of a row that sees all but this token.
 
     Outside the masked and editable positions the values mean nothing.
     """
@@ -226,7 +227,7 @@ class CachePolicy(Protocol):
 
 class Decoder(Protocol):
     """Chooses what to commit. `needs`: what it reads of a Proposal besides tokens and confidence
-    (entropy, margin, noise, logits, top, or filtered_confidence, filtered_entropy,
+    (entropy, margin, noise, logits, top, shadow, or filtered_confidence, filtered_entropy,
     filtered_margin).
 
     `monotone`: never touches a set position, so whatever is set is settled. One that is not must

@@ -19,7 +19,9 @@ class Wino:
     (but `least` may be, and never more than `most`), and the best in any case.
 
     Takes back set tokens whose probability is now below `back`, the least likely first, at most
-    one less than the step before committed; so a window always comes to its end.
+    one less than the step before committed; so a window always comes to its end. The probability
+    is that of a shadow row: a mask in the token's place, which sees all but the token and is seen
+    by nobody. (The paper runs a shadow of the whole block; only set positions need one.)
     """
 
     threshold: float = 0.6
@@ -27,7 +29,7 @@ class Wino:
     share: float = 0.7
     least: int = 5
     most: int = 20
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset({"shadow"})
     monotone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

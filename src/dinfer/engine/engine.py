@@ -151,7 +151,7 @@ class Engine:
         sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
         state.steps += 1
         sequence.stats.forward_passes += 1
-        sequence.stats.rows_run += sequence.rows
+        sequence.stats.rows_run += sequence.rows + len(sequence.shadow)
         sequence.plan, sequence.final = None, sequence.cache_state.final
         self._end_early(sequence, commit)
         event = CanvasEvent(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.sequence import Sequence
-from dinfer.kernel.propose import Guidance, RowSampling, propose
+from dinfer.kernel.propose import Guidance, RowSampling, kept, propose
 from dinfer.nn.transformer import Transformer
 from dinfer.step import Commit, Decoder, Proposal
 
@@ -56,14 +56,21 @@ def commits(
     allowed = _allowed(batch, asked, model.shape.vocab, hidden_TD.device)
     held = _held(batch, asked, hidden_TD.device)
     guidance = _guidance(batch, rows, hidden_TD)
+    starts = np.cumsum([0, *map(len, asked)])
+    # Shadow rows come last, in the order of the batch.
+    shadow = np.concatenate(
+        [a.searchsorted(s.shadow) + n for s, a, n in zip(batch, asked, starts, strict=False)]
+    )
     found = propose(
         hidden_TD[chosen], model.head, mask_id, needs, sampling, allowed, held, guidance, embedding
     )
     expected = found.pop("expected", None)
     if held is not None:
         found["held"] = held
+    if len(shadow):
+        places = torch.from_numpy(shadow).to(hidden_TD.device)
+        found["kept"][places] = kept(hidden_TD[offset:], model.head, mask_id, found["held"][places])
     results: list[Committed | None] = [None] * len(batch)
-    starts = np.cumsum([0, *map(len, asked)])
     for i, sequence in enumerate(batch):
         if expected is not None and mixing[i]:
             sequence.expect(asked[i], expected[starts[i] : starts[i + 1]])

@@ -14,6 +14,7 @@ from torch import Tensor
 from dinfer.engine.pool import Pool
 from dinfer.engine.sequence import Place, Sequence
 from dinfer.kernel.attention import Span, attention
+from dinfer.kernel.shadow import Shade, shadow_attention
 from dinfer.nn.transformer import Transformer
 from dinfer.step import StepPlan
 
@@ -29,7 +30,8 @@ class Runner:
 
     def forward(self, batch: Many[Sequence]) -> Tensor:
         """Normed hidden rows [T, D] of the planned rows, one sequence after the other and of each
-        one run after the other; stores their K/V.
+        one run after the other; stores their K/V. Behind them, in the order of the batch, the rows
+        of the sequences' `shadow` positions, of which nothing is stored.
         """
         tokens, positions, slots, spans, soft = [], [], [], [], []
         start = 0
@@ -46,13 +48,32 @@ class Runner:
                 soft += self._soft(sequence, where, start)
                 start += len(plan.rows)
             sequence.canvas.stale[rows] = False
+        shades = self._shades(batch, tokens, positions)
         tokens_T, positions_T, slots_T = (
             torch.from_numpy(np.concatenate(x)).to(self.device) for x in (tokens, positions, slots)
         )
         x_TD = self.model.embed(tokens_T)
         for masks, added in soft:
             x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))
-        return self._run(x_TD, positions_T, slots_T, spans)
+        return self._run(x_TD, positions_T, slots_T, spans, shades)
+
+    def _shades(
+        self, batch: Many[Sequence], tokens: list[Ids], positions: list[Ids]
+    ) -> list[Shade]:
+        """Adds the shadow rows to the inputs, and says what they see."""
+        shades: list[Shade] = []
+        start = 0
+        for sequence in batch:
+            where = sequence.shadow = sequence.to_shadow()
+            if len(where):
+                assert sequence.plan is not None
+                tokens.append(np.full_like(where, sequence.canvas.mask_id))
+                positions.append(where)
+                for span in self._spans(sequence.plan, where, sequence.places[0], start):
+                    columns = where[span.start - start : span.stop - start]
+                    shades.append(Shade(span, torch.from_numpy(columns).to(self.device)))
+                start += len(where)
+        return shades
 
     def _soft(self, sequence: Sequence, positions: Ids, offset: int) -> list[tuple[Tensor, Tensor]]:
         """Rows of masks and what is added to their embeddings; nothing for plain sequences."""
@@ -64,12 +85,25 @@ class Runner:
             (torch.from_numpy(rows + offset).to(self.device), sequence.soft[places] * sequence.mix)
         ]
 
-    def _run(self, x_TD: Tensor, positions_T: Tensor, slots_T: Tensor, spans: list[Span]) -> Tensor:
+    def _run(
+        self,
+        x_TD: Tensor,
+        positions_T: Tensor,
+        slots_T: Tensor,
+        spans: list[Span],
+        shades: list[Shade],
+    ) -> Tensor:
+        count = len(slots_T)
+
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             keys, values = self.pool.keys(layer), self.pool.values(layer)
-            keys.index_copy_(0, slots_T, k_TKd)
-            values.index_copy_(0, slots_T, v_TKd)
-            return attention(q_THd, keys, values, spans)
+            keys.index_copy_(0, slots_T, k_TKd[:count])
+            values.index_copy_(0, slots_T, v_TKd[:count])
+            mixed = attention(q_THd[:count], keys, values, spans)
+            if not shades:
+                return mixed
+            q, k, v = (x[count:] for x in (q_THd, k_TKd, v_TKd))
+            return torch.cat((mixed, shadow_attention(q, k, v, keys, values, shades)))
 
         out: Tensor = self.model(x_TD, positions_T, attend)
         return out

@@ -66,6 +66,7 @@ class Sequence:
     settled: int = 0
     held_open: bool = False
     soft: Tensor | None = None
+    shadow: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     final: int = 0
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
@@ -123,6 +124,15 @@ class Sequence:
         """Weight of the expected embedding in the inputs of this step's masks."""
         mix = getattr(self.strategy.iteration, "mix", None)
         return 0.0 if mix is None else float(mix(self.stats.forward_passes))
+
+    def to_shadow(self) -> npt.NDArray[np.int64]:
+        """Set positions of the window whose tokens the decoder wants judged by a row that does not
+        see them.
+        """
+        if "shadow" not in self.strategy.decoder.needs or self.window is None:
+            return np.empty(0, np.int64)
+        places = self.canvas.decidable(self.window.start, self.window.stop)
+        return places[~self.canvas.masked[places]]
 
     def expect(self, positions: npt.NDArray[np.int64], expected_RD: Tensor) -> None:
         """Keeps the embeddings that a step expected in some positions."""

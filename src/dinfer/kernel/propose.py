@@ -92,6 +92,17 @@ def propose(
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
+def kept(hidden_RD: Tensor, head: nn.Module, mask_id: int, held_R: Tensor) -> Tensor:
+    """Probability [R] of given tokens under the raw logits, float32."""
+    parts = []
+    for start in range(0, len(hidden_RD), GROUP):
+        rows = slice(start, start + GROUP)
+        logits = head(hidden_RD[rows]).float()
+        logits[:, mask_id] = -torch.inf
+        parts.append(_probability(logits, held_R[rows]))
+    return torch.cat(parts)
+
+
 def _guide(logits_RV: Tensor, head: nn.Module, guidance: Guidance, start: int) -> None:
     """`u + (1 + scale) (c - u)` in place, for the guided ones of the rows from `start` on."""
     part = slice(*guidance.rows.searchsorted((start, start + len(logits_RV))))
