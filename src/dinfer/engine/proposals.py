@@ -39,42 +39,11 @@ def commits(
     batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int
 ) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
-    asked, rows, offset = [], [], 0
-    for sequence in batch:
-        assert sequence.window is not None and sequence.plan is not None
-        canvas, window = sequence.canvas, sequence.window
-        find = canvas.decidable if canvas.revisable else canvas.undecided
-        positions = find(window.start, window.stop)
-        asked.append(positions)
-        rows.append(sequence.plan.find(positions) + offset)
-        offset += sequence.rows
-    chosen = torch.from_numpy(np.concatenate(rows)).to(hidden_TD.device)
-    needs = frozenset[str]().union(*(s.strategy.decoder.needs for s in batch))
-    mixing = [s.mix > 0 for s in batch]
-    embedding = model.embedding.weight if any(mixing) else None
-    sampling = _sampling(batch, asked, hidden_TD.device)
-    allowed = _allowed(batch, asked, model.shape.vocab, hidden_TD.device)
-    held = _held(batch, asked, hidden_TD.device)
-    guidance = _guidance(batch, rows, hidden_TD)
+    asked = [_asked(sequence) for sequence in batch]
     starts = np.cumsum([0, *map(len, asked)])
-    # Shadow rows come last, in the order of the batch.
-    shadow = np.concatenate(
-        [a.searchsorted(s.shadow) + n for s, a, n in zip(batch, asked, starts, strict=False)]
-    )
-    found = propose(
-        hidden_TD[chosen], model.head, mask_id, needs, sampling, allowed, held, guidance, embedding
-    )
-    expected = found.pop("expected", None)
-    if held is not None:
-        found["held"] = held
-    if len(shadow):
-        places = torch.from_numpy(shadow).to(hidden_TD.device)
-        found["kept"][places] = kept(hidden_TD[offset:], model.head, mask_id, found["held"][places])
-    results: list[Committed | None] = [None] * len(batch)
-    for i, sequence in enumerate(batch):
-        if expected is not None and mixing[i]:
-            sequence.expect(asked[i], expected[starts[i] : starts[i + 1]])
+    found = _found(batch, asked, starts, hidden_TD, model, mask_id)
     asked = _narrowed(batch, asked, starts, found)
+    results: list[Committed | None] = [None] * len(batch)
     groups: dict[Decoder, list[int]] = defaultdict(list)
     for number, sequence in enumerate(batch):
         groups[sequence.strategy.decoder].append(number)
@@ -88,6 +57,55 @@ def commits(
         ):
             results[i] = done
     return [done for done in results if done is not None]
+
+
+def _asked(sequence: Sequence) -> Ids:
+    """Positions of the window that need a proposal."""
+    canvas, window = sequence.canvas, sequence.window
+    assert window is not None
+    find = canvas.decidable if canvas.revisable else canvas.undecided
+    return find(window.start, window.stop)
+
+
+def _found(
+    batch: Many[Sequence],
+    asked: list[Ids],
+    starts: Ids,
+    hidden_TD: Tensor,
+    model: Transformer,
+    mask_id: int,
+) -> dict[str, Tensor]:
+    """What the decoders need of each asked position, by the names of Proposal's fields, [R, ...]."""
+    device, rows, offset = hidden_TD.device, [], 0
+    for sequence, positions in zip(batch, asked, strict=True):
+        assert sequence.plan is not None
+        rows.append(sequence.plan.find(positions) + offset)
+        offset += sequence.rows
+    mixing = [s.mix > 0 for s in batch]
+    held = _held(batch, asked, device)
+    found = propose(
+        hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],
+        model.head,
+        mask_id,
+        frozenset[str]().union(*(s.strategy.decoder.needs for s in batch)),
+        _sampling(batch, asked, device),
+        _allowed(batch, asked, model.shape.vocab, device),
+        held,
+        _guidance(batch, rows, hidden_TD),
+        model.embedding.weight if any(mixing) else None,
+    )
+    if held is not None:
+        found["held"] = held
+    # Shadow rows come behind the planned ones, in the order of the batch.
+    shadow = [a.searchsorted(s.shadow) + n for s, a, n in zip(batch, asked, starts, strict=False)]
+    if offset < len(hidden_TD):
+        places = torch.from_numpy(np.concatenate(shadow)).to(device)
+        found["kept"][places] = kept(hidden_TD[offset:], model.head, mask_id, found["held"][places])
+    expected = found.pop("expected", None)
+    for i, sequence in enumerate(batch):
+        if expected is not None and mixing[i]:
+            sequence.expect(asked[i], expected[starts[i] : starts[i + 1]])
+    return found
 
 
 def _narrowed(

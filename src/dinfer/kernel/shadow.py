@@ -39,7 +39,7 @@ def shadow_attention(
         rows, column = slice(shade.span.start, shade.span.stop), shade.columns
         k, v = k_SKd[rows].transpose(0, 1), v_SKd[rows].transpose(0, 1)  # [K, n, d]
         stored_k, stored_v = (x[shade.span.slots].transpose(0, 1) for x in (keys, values))
-        q = q_SHd[rows].unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # [K, G, n, d]
+        q = q_SHd[rows].reshape(len(column), len(k), -1, size).permute(1, 2, 0, 3)  # [K, G, n, d]
         scores = q @ stored_k[:, None].transpose(2, 3)  # [K, G, n, N]
         place = column[:, None].expand(*scores.shape[:3], 1)
         scores = scores.scatter(3, place, (q * k[:, None]).sum(dim=3, keepdim=True))
