@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from dinfer.engine.engine import Engine
+from dinfer.errors import RequestError
+from dinfer.registry import build
 from dinfer.request import CanvasEvent, Output, SamplingParams, TextEvent
 
 from ..conftest import FAMILIES, request, serve
@@ -89,6 +91,36 @@ def test_given_text_stays_and_events_make_up_the_answer(
     assert output is not None
     assert output.token_ids == [shown[place] for place in range(len(canvas) - 3)]
     assert changes > 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "entropy:bound=-1",
+        "entropy_threshold:threshold=-0.1",
+        "entropy_threshold:slope=nan",
+        "hierarchy:low=0.9:threshold=0.5",
+        "credit:beta=1",
+        "credit:threshold=1.1",
+        "klass:steps=-1",
+        "klass:threshold=2",
+        "localleap:radius=-1",
+        "localleap:threshold=0.95",
+        "slowfast:steps=0",
+        "slowfast:explore=0.95",
+        "dream:ranking=best",
+        "dream:eps=0",
+        "wino:least=9:most=3",
+        "wino:back=1.5",
+        "remdm:eta=2",
+        "edit:rounds=-1",
+        "edit:edit=nan",
+    ],
+)
+def test_options_out_of_range_are_named(spec: str) -> None:
+    name, option = spec.split(":")[0], spec.split(":")[1].split("=")[0]
+    with pytest.raises(RequestError, match=f"{name}.*{option}"):
+        build("decoder", spec)
 
 
 def test_an_end_of_text_that_is_taken_back_ends_nothing(scripted: Callable[..., Engine]) -> None:

@@ -52,7 +52,8 @@ def test_only_final_rows_are_reused(
         assert one(engine, [6] * 70, **options).stats.reused == 0
 
 
-def test_random_requests_in_a_small_pool(make_engine: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_requests_in_a_small_pool(make_engine: Callable[..., Engine], count: int) -> None:
     """Prompts that share beginnings, some aborted half way, twelve pages: pages are dropped and
     filled with NaN all the time, and every answer is that of an engine of its own.
     """
@@ -60,7 +61,7 @@ def test_random_requests_in_a_small_pool(make_engine: Callable[..., Engine]) -> 
     stems = [[rng.randrange(300) for _ in range(n)] for n in (40, 70, 100)]
     alone: dict[tuple[int, ...], list[int]] = {}
     reused = 0
-    for number in range(60):
+    for number in range(count):
         stem = rng.choice(stems)
         prompt = stem[: rng.choice([33, 64, len(stem)])] + [rng.randrange(3)] * rng.randrange(3)
         if rng.random() < 0.3:
@@ -74,7 +75,7 @@ def test_random_requests_in_a_small_pool(make_engine: Callable[..., Engine]) -> 
             alone[tuple(prompt)] = one(make_engine("sdar", pages=8), prompt).token_ids
         assert output.token_ids == alone[tuple(prompt)]
         assert engine.pool.free == engine.pool.pages
-    assert reused > 60 * 20
+    assert reused > count * 20
 
 
 def test_the_tree_against_a_list_of_all_texts() -> None:

@@ -75,7 +75,7 @@ def _found(
     model: Transformer,
     mask_id: int,
 ) -> dict[str, Tensor]:
-    """What the decoders need of each asked position, by the names of Proposal's fields, [R, ...]."""
+    """What the decoders need of each asked position, named as in Proposal, [R, ...]."""
     device, rows, offset = hidden_TD.device, [], 0
     for sequence, positions in zip(batch, asked, strict=True):
         assert sequence.plan is not None
