@@ -1,5 +1,6 @@
 """Every python block of the README and of docs/ runs as it is written."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -23,3 +24,23 @@ def test_block(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {kind: dict(found) for kind, found in registry._registered.items()}
     monkeypatch.setattr(registry, "_registered", known)
     exec(compile(block, "block", "exec"), {"__name__": "block"})
+
+
+@pytest.mark.parametrize("kind", ["decoder", "cache", "iteration"])
+def test_the_table_of_algorithms_is_whole(kind: str) -> None:
+    """Every strategy of the folder has its row, with every option and its default."""
+    from dinfer import registry
+
+    rows = {
+        row.split("|")[1].strip(" `"): dict(
+            option.split("=") for option in re.findall(r"`(\w+=[^`]*)`", row.split("|")[-2])
+        )
+        for row in (ROOT / "docs/algorithms.md").read_text().splitlines()
+        if row.startswith("| `")
+    }
+    for name in registry.names(kind):
+        fields = dataclasses.fields(registry.find(kind, name))
+        assert rows[name] == {
+            f.name: str(f.default).lower() if isinstance(f.default, bool) else str(f.default)
+            for f in fields
+        }

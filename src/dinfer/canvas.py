@@ -11,11 +11,16 @@ import numpy.typing as npt
 class Canvas:
     """Token ids, which of them are masked, and what has changed since its row last ran.
 
-    tokens [L] int64 (the mask id at masked positions); masked [L] bool; stale [L] bool. answer:
-    first position of the answer. limit: positions from here on need no decision (after the first
-    end-of-text, after max_tokens). block: length of the model's attention blocks, None for full
-    attention.
+    tokens [L] int64 (the mask id at masked positions); masked [L] bool; given [L] bool, text that
+    was there from the start; stale [L] bool. answer: first position of the answer. limit: positions
+    from here on need no decision (after the first end-of-text, after max_tokens). block: length of
+    the model's attention blocks, None for full attention. revisable: set tokens of the open window
+    that were not given may still change. horizon: first position that the open window leaves out.
+    chosen: the last window that was narrowed to what the model proposed, (start, stop).
     """
+
+    revisable = False
+    chosen = (0, 0)
 
     def __init__(
         self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None
@@ -23,9 +28,11 @@ class Canvas:
         self.masked: npt.NDArray[np.bool_] = np.array(
             [token is None for token in tokens], dtype=bool
         )
+        self.given: npt.NDArray[np.bool_] = ~self.masked
         filled = [mask_id if token is None else token for token in tokens]
         self.tokens: npt.NDArray[np.int64] = np.array(filled, dtype=np.int64)
         self.stale = np.ones(len(filled), dtype=bool)
+        self.horizon = len(filled)
         self.answer, self.limit, self.mask_id, self.block = answer, limit, mask_id, block
 
     def __len__(self) -> int:
@@ -41,6 +48,10 @@ class Canvas:
         """Masked positions of a span that still need a decision."""
         return np.flatnonzero(self.masked[start : min(stop, self.limit)]) + start
 
+    def decidable(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Positions of a span that are decided by the request's own steps, set or not."""
+        return np.flatnonzero(~self.given[start : min(stop, self.limit)]) + start
+
     def first_changed(self) -> int:
         """The leftmost position whose token was set after its row last ran (the canvas length when
         there is none).
@@ -50,15 +61,22 @@ class Canvas:
         return place if len(changed) and changed[place] else len(self)
 
     def reach(self, stop: int) -> int:
-        """First position that rows before `stop` can never attend to: the end of their block, or
-        of the canvas.
+        """First position that rows before `stop` do not attend to: the end of their block, or the
+        horizon.
         """
-        return (
-            len(self) if self.block is None else min(len(self), -(-stop // self.block) * self.block)
-        )
+        if self.block is None:
+            return self.horizon
+        return min(len(self), -(-stop // self.block) * self.block)
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Sets tokens; writing the mask id takes a token back."""
+        """Sets tokens."""
         self.tokens[positions] = tokens
-        self.masked[positions] = tokens == self.mask_id
+        self.masked[positions] = False
+        self.stale[positions] = True
+
+    def take_back(self, positions: npt.NDArray[np.int64]) -> None:
+        """Masks set positions again."""
+        assert not self.given[positions].any(), "given text never changes"
+        self.tokens[positions] = self.mask_id
+        self.masked[positions] = True
         self.stale[positions] = True

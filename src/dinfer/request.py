@@ -16,7 +16,9 @@ class SamplingParams:
     top_p, top_k: sample from the likeliest tokens of that probability mass or that many (0 = all).
     seed: same seed, same tokens, whatever the batch. stop: strings that end the answer and are
     left out of it. n: answers per prompt. logprobs: also give the log probability of each token
-    when it was set. ignore_eos: fill the canvas to its end. decoder, cache, iteration: spec
+    when it was set. ignore_eos: fill the canvas to its end. guidance: scale w of classifier-free
+    guidance; with more than 0 every step also runs the canvas with its given text masked, and
+    decodes from logits u + (1 + w) (c - u). decoder, cache, iteration: spec
     strings; None = what the model recommends.
     """
 
@@ -29,6 +31,7 @@ class SamplingParams:
     n: int = 1
     logprobs: bool = False
     ignore_eos: bool = False
+    guidance: float = 0.0
     decoder: str | None = None
     cache: str | None = None
     iteration: str | None = None
@@ -50,6 +53,10 @@ class SamplingParams:
         if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
             raise RequestError(
                 f"top_p is {self.top_p!r}; it must be a number above 0 and at most 1."
+            )
+        if not _is_number(self.guidance) or not 0.0 <= self.guidance <= 1e6:
+            raise RequestError(
+                f"guidance is {self.guidance!r}; it must be a number from 0 (off) to 1e6."
             )
         if not isinstance(self.stop, tuple) or any(
             not isinstance(text, str) or not text for text in self.stop
@@ -106,6 +113,7 @@ class Usage:
 @dataclass
 class Stats:
     """What a request cost. forward_passes: steps it took part in. rows_run: rows of all of them.
+    reused: leading rows that an earlier request had run already.
 
     tokens_per_forward counts the answer's tokens, end-of-text included. seconds: from its
     admission to its end; queued_seconds: before that.
@@ -113,6 +121,7 @@ class Stats:
 
     forward_passes: int = 0
     rows_run: int = 0
+    reused: int = 0
     tokens: int = 0
     seconds: float = 0.0
     queued_seconds: float = 0.0
@@ -142,7 +151,7 @@ class Output:
 @dataclass(frozen=True)
 class CanvasEvent:
     """Provisional: what one step committed. positions (counted from the answer's start), their
-    tokens and confidence.
+    tokens and confidence; back: positions that were taken back, and are masked again.
     """
 
     id: str
@@ -150,6 +159,7 @@ class CanvasEvent:
     positions: list[int]
     token_ids: list[int]
     confidence: list[float]
+    back: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

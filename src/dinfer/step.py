@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,6 +30,9 @@ from dinfer.canvas import Canvas
 
 PAGE = 32
 """Positions in a page."""
+
+TOP = 8
+"""Likeliest tokens that a proposal carries for a decoder that needs `top`."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +57,47 @@ class Facts:
 
 @dataclass(frozen=True)
 class Window:
-    """Positions `start <= p < stop` to denoise next."""
+    """Positions `start <= p < stop` to denoise next.
+
+    horizon: under full attention, the first position that is left out while this window is open
+    (all but the canvas's last one, which tells the model where the text ends); None = none is.
+    """
 
     start: int
     stop: int
+    horizon: int | None = None
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Which positions to run; they attend to stored positions before `visible` (a block-causal
-    model looks less far).
+    """Which positions to run, a range or a rising array; they attend to stored positions before
+    `visible` (a block-causal model looks less far) and to those in `also`.
 
     `repeat`: for how many more steps the same plan would be given while the window stays open (a
     runner may then take them without asking); 0 = until it closes.
     """
 
-    rows: range
+    rows: range | npt.NDArray[np.int64]
     visible: int
     repeat: int = 1
+    also: tuple[int, ...] = ()
+
+    @property
+    def index(self) -> slice | npt.NDArray[np.int64]:
+        """The rows as an index into arrays over the canvas."""
+        rows = self.rows
+        return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+    def find(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Which row each position is; all must be among them."""
+        if isinstance(self.rows, range):
+            return positions - self.rows.start
+        return self.rows.searchsorted(positions)
+
+    def and_last(self, last: int) -> "StepPlan":
+        """The same with the canvas's last position, which lies behind all others."""
+        rows = np.append(np.asarray(self.rows, dtype=np.int64), last)
+        return StepPlan(rows, self.visible, self.repeat, (*self.also, last))
 
 
 @dataclass
@@ -77,13 +105,15 @@ class CacheState:
     """What a cache policy remembers of one sequence.
 
     window: the one planned for last. age: steps since the whole canvas ran. plans: steps so far.
-    final: leading positions whose stored keys and values will never change.
+    final: leading positions whose stored keys and values will never change. reach: how far the
+    rows of the last plan could see.
     """
 
     window: Window | None = None
     age: int = 0
     plans: int = 0
     final: int = 0
+    reach: int = 0
 
     def due(self, window: Window, refresh: int) -> bool:
         """Whether the whole canvas must run: a window opens, or `refresh` steps (0 = never)
@@ -116,8 +146,16 @@ class Proposal:
 
     tokens [B, W] int64; confidence [B, W] float32, probability of the token under the raw logits;
     entropy (nats), margin (best minus second probability), noise (uniform, keyed by seed, position
-    and step) [B, W] float32; logits [B, W, V] float32. Outside the masked positions the values
-    mean nothing.
+    and step) [B, W] float32; logits [B, W, V] float32. The same measures after temperature, top-k
+    and top-p: filtered_confidence, filtered_entropy, filtered_margin. top_tokens [B, W, TOP] int64
+    (likeliest first, of those that may be chosen) and top_probs, their raw probabilities.
+
+    A decoder that is not monotone also gets proposals for the set positions of the window that are
+    no given text: editable [B, W] bool says which; held [B, W] int64 are the tokens there and kept
+    [B, W] float32 their probabilities under the raw logits: those of the position's own row, which
+    sees its token, or under `shadow` those of a row that sees all but this token.
+
+    Outside the masked and editable positions the values mean nothing.
     """
 
     tokens: Tensor
@@ -126,20 +164,41 @@ class Proposal:
     margin: Tensor | None = None
     noise: Tensor | None = None
     logits: Tensor | None = None
+    filtered_confidence: Tensor | None = None
+    filtered_entropy: Tensor | None = None
+    filtered_margin: Tensor | None = None
+    top_tokens: Tensor | None = None
+    top_probs: Tensor | None = None
+    editable: Tensor | None = None
+    held: Tensor | None = None
+    kept: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Where to write (`mask` [B, W] bool) and what (`tokens` [B, W]); writing the mask id takes a
-    token back.
+    """Where to write (`mask` [B, W] bool) and what (`tokens` [B, W]).
+
+    Only of a decoder that is not monotone: `mask` may hold editable positions, `back` [B, W] bool
+    says which of them are taken back (masked again), and `open` [B] bool which windows stay open
+    for another step even if nothing in them is masked.
     """
 
     mask: Tensor
     tokens: Tensor
+    back: Tensor | None = None
+    open: Tensor | None = None
 
 
 class Iteration(Protocol):
-    """Chooses the window to denoise next."""
+    """Chooses the window to denoise next.
+
+    May also have `narrow(canvas, window, positions, tokens, confidence) -> int`: asked in a
+    window's first step, with what is proposed for its undecided positions (arrays of equal length,
+    positions rising), for where the window shall end; the canvas then keeps it as `chosen`.
+
+    May have `mix(step) -> float`: how much of the embedding that the last step expected is added to
+    the input of a mask in the request's step `step`.
+    """
 
     def window(self, canvas: Canvas) -> Window | None:
         """A function of the canvas alone; None = nothing is left to decide."""
@@ -147,7 +206,11 @@ class Iteration(Protocol):
 
 
 class CachePolicy(Protocol):
-    """Chooses the rows to run. `exact`: gives the tokens of the uncached run."""
+    """Chooses the rows to run. `exact`: gives the tokens of the uncached run.
+
+    One that never runs rows before `CacheState.final` again may have `reuses` true: where the pool
+    still holds the beginning of a text, `final` then starts behind it.
+    """
 
     exact: ClassVar[bool]
 
@@ -163,12 +226,18 @@ class CachePolicy(Protocol):
 
 
 class Decoder(Protocol):
-    """Chooses what to commit. `needs`: fields of Proposal it reads besides tokens and confidence.
+    """Chooses what to commit. `needs`: what it reads of a Proposal besides tokens and confidence
+    (entropy, margin, noise, logits, top, shadow, or filtered_confidence, filtered_entropy,
+    filtered_margin).
 
-    `monotone`: never touches a set position, so whatever is set is settled.
+    `monotone`: never touches a set position, so whatever is set is settled. One that is not must
+    come to an end by itself: over a window's steps it takes back fewer tokens than it sets, and
+    holds the window open for a bounded number of steps.
     """
 
-    needs: ClassVar[frozenset[str]]
+    @property
+    def needs(self) -> frozenset[str]: ...  # noqa: D102
+
     monotone: ClassVar[bool]
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
@@ -186,3 +255,31 @@ def ranks(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     place = torch.arange(order.shape[1], device=order.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, place)
     return torch.where(eligible_BW, rank, order.shape[1])
+
+
+def best(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
+    """The eligible position of the highest score in each row that has one, [B, W] bool; ties to
+    the left.
+    """
+    return eligible_BW & (ranks(score_BW, eligible_BW) == 0)
+
+
+def recall(states: Sequence[WindowState], name: str, blank: Tensor) -> Tensor:
+    """What each window remembers under `name`, laid over `blank` [B] or [B, W, ...], which stands
+    where it remembers nothing.
+    """
+    found = blank.clone()
+    for row, state in zip(found, states, strict=True):
+        kept = state.memory.get(name)
+        if kept is not None and kept.dim():
+            width = min(len(kept), len(row))
+            row[:width] = kept[:width]
+        elif kept is not None:
+            row.copy_(kept)
+    return found
+
+
+def remember(states: Sequence[WindowState], name: str, value: Tensor) -> None:
+    """Keeps row b of `value` [B] or [B, W, ...] with window b, until it closes."""
+    for row, state in zip(value, states, strict=True):
+        state.memory[name] = row

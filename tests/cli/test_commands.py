@@ -22,7 +22,15 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 USAGE = {"prompt_tokens", "completion_tokens", "total_tokens"}
-STATS = {"forward_passes", "rows_run", "tokens", "seconds", "queued_seconds", "tokens_per_forward"}
+STATS = {
+    "forward_passes",
+    "rows_run",
+    "reused",
+    "tokens",
+    "seconds",
+    "queued_seconds",
+    "tokens_per_forward",
+}
 OUTPUT = {"id", "text", "token_ids", "finish_reason", "usage", "stats", "logprobs", "holes"}
 
 

@@ -15,15 +15,33 @@ from dinfer.request import Request, SamplingParams, TextEvent
 from ..conftest import FAMILIES, request, serve
 
 CACHES = {
-    "llada": ["none", "prefix", "dual", "vicinity:left=4:right=2"],
-    "llada_gqa": ["none", "dual:refresh=3", "vicinity:warmup=2"],
-    "sdar": ["none", "prefix", "dual", "vicinity", "block"],
+    "llada": ["none", "prefix", "dual", "vicinity:left=4:right=2", "dkv", "interval"],
+    "llada_gqa": ["none", "dual:refresh=3", "vicinity:warmup=2", "interval:prompt=9"],
+    "sdar": ["none", "prefix", "dual", "vicinity", "block", "dkv"],
 }
-DECODERS = ["fixed", "fixed:ranking=random:steps=5", "threshold:threshold=0.4", "factor:factor=2.0"]
+DECODERS = [
+    "fixed",
+    "fixed:ranking=random:steps=5",
+    "threshold:threshold=0.4",
+    "factor:factor=2.0",
+    "entropy:bound=1",
+    "hierarchy:threshold=0.5:low=0.2",
+    "credit:threshold=0.5",
+    "klass:threshold=0.3:divergence=0.5:steps=1",
+    "localleap:anchor=0.4:threshold=0.2",
+    "slowfast:threshold=0.4:explore=0.1",
+    "dream:steps=6:noise=0.5",
+    "wino:threshold=0.2:back=0.5",
+    "remdm:steps=9:eta=0.4",
+    "edit:threshold=0.3:edit=0.2:rounds=3",
+]
 ITERATIONS = [
     "blockwise:length=8",
     "blockwise:length=12:aligned=true",
     "sliding:length=10:stride=3",
+    "pruned:length=8:ahead=1",
+    "adablock:length=6:delimiter=84:threshold=0.01",
+    "smooth:length=8",
     None,
 ]
 
@@ -39,6 +57,7 @@ def mixed(family: str, seed: int, count: int) -> list[Request]:
             top_k=rng.choice([0, 20]),
             seed=rng.randrange(1000),
             ignore_eos=rng.random() < 0.5,
+            guidance=rng.choice([0.0, 0.0, 0.0, 1.2]),
             cache=rng.choice(CACHES[family]),
             decoder=rng.choice(DECODERS),
             iteration=rng.choice(ITERATIONS),

@@ -81,7 +81,7 @@ def strategies(case: dict) -> dict[str, str]:
             "low_confidence_static": f"fixed:steps={steps}",
             "sequential": f"fixed:steps={steps}:ranking=sequential",
             "low_confidence_dynamic": f"threshold:threshold={s['confidence_threshold']}"
-            f":strict=true:steps={steps}",
+            f":strict=true:steps={steps}:filtered={str('top_k' in s).lower()}",
         }[s["remasking_strategy"]]
         return {"decoder": decoder, "cache": "block"}
     steps = s["steps"] // (s["gen_length"] // s["block_length"])
@@ -98,8 +98,6 @@ def strategies(case: dict) -> dict[str, str]:
 @pytest.mark.parametrize(("family", "case"), cases("generate"))
 def test_reference_decodes(family: str, case: dict) -> None:
     s = case["settings"]
-    if s.get("cfg_scale") or s.get("top_k"):
-        pytest.skip("guidance and confidence after top-k are strategies of a later release")
     facts = {"block_length": s["block_length"]} if family == "sdar" else {}
     stop = s.get("stop_token_ids")
     if stop:
@@ -108,7 +106,12 @@ def test_reference_decodes(family: str, case: dict) -> None:
         pytest.xfail("the official loop overwrites a set token; ours never does")
     prompt, expected = case["prompt_ids"], case["output_ids"]
     params = SamplingParams(
-        max_tokens=len(expected) - len(prompt), ignore_eos=not stop, **strategies(case)
+        max_tokens=len(expected) - len(prompt),
+        ignore_eos=not stop,
+        temperature=s["temperature"],
+        top_k=s.get("top_k", 0),
+        guidance=s.get("cfg_scale", 0.0),
+        **strategies(case),
     )
     (out,) = llm(family, **facts).generate(prompt, params)
     answer = expected[len(prompt) :]

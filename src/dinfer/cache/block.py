@@ -17,6 +17,7 @@ class Block:
     """
 
     exact: ClassVar[bool] = True
+    reuses: ClassVar[bool] = True
 
     def allow(self, facts: Facts) -> None:
         """Only block-causal models: elsewhere a finished block changes with what follows it."""
@@ -32,7 +33,8 @@ class Block:
         reach = canvas.reach(window.stop)
         rows = range(state.final, reach)
         masked = canvas.masked[:reach]
-        # Blocks that hold no mask now are stored for good by this very step.
+        # Blocks that hold no mask now, and will not change, are stored for good by this very step.
         first = int(masked.argmax()) if masked.any() else reach
+        first = min(first, window.start) if canvas.revisable else first
         state.final = max(state.final, first // canvas.block * canvas.block)
         return StepPlan(rows, reach)

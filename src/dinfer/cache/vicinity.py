@@ -38,11 +38,10 @@ class Vicinity:
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:
         """All rows, or the window with its neighbourhood."""
         reach = canvas.reach(window.stop)
-        # Block-causal models only reach to the end of the block: a new window there has rows that
-        # never ran.
-        moved = state.window is not None and (not self.reopen and canvas.block is None)
-        if moved and window != state.window:
+        # Where the reach has moved (another block, another horizon), there are rows that never ran.
+        if not self.reopen and state.window is not None and state.reach == reach:
             state.window = window
+        state.reach = reach
         if state.due(window, self.refresh) or state.plans <= self.warmup:
             return StepPlan(range(reach), reach)
         start = max(0, min(window.start - self.left, canvas.first_changed()))

@@ -48,6 +48,8 @@ class Watcher:
             event.positions, event.token_ids, event.confidence, strict=True
         ):
             self._tokens[place] = (token, confidence)
+        for place in event.back:
+            self._tokens.pop(place, None)
         self._fresh = set(event.positions)
         self._live.update(self._draw(event.step), refresh=True)
 

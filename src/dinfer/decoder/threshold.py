@@ -19,12 +19,14 @@ class Threshold:
     best in any case.
 
     steps: with more than 0, at least the share of the window that `fixed:steps=...` would commit.
+    filtered: confidence is what the token has after temperature, top-k and top-p (SDAR's way), not
+    its raw probability.
     """
 
     threshold: float = 0.9
     strict: bool = False
     steps: int = 0
-    needs: ClassVar[frozenset[str]] = frozenset()
+    filtered: bool = False
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -33,12 +35,15 @@ class Threshold:
         if self.steps < 0:
             raise RequestError(f"threshold steps is {self.steps}; it must be 0 or more.")
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Nothing but the confidence."""
+        return frozenset({"filtered_confidence"}) if self.filtered else frozenset()
+
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """`c >= threshold`, or among the best that the schedule asks for."""
-        sure = (
-            proposal.confidence > self.threshold
-            if self.strict
-            else proposal.confidence >= self.threshold
-        )
-        best = ranks(proposal.confidence, masked) < quotas(states, self.steps, masked.device)
+        confidence = proposal.filtered_confidence if self.filtered else proposal.confidence
+        assert confidence is not None
+        sure = confidence > self.threshold if self.strict else confidence >= self.threshold
+        best = ranks(confidence, masked) < quotas(states, self.steps, masked.device)
         return Commit(masked & (sure | best), proposal.tokens)

@@ -11,6 +11,7 @@ import torch
 from dinfer.canvas import Canvas
 from dinfer.engine.answer import Answer
 from dinfer.engine.pool import Pool
+from dinfer.engine.prefixes import Prefixes
 from dinfer.engine.proposals import Committed, commits
 from dinfer.engine.runner import Runner
 from dinfer.engine.scheduler import Scheduler
@@ -58,7 +59,10 @@ class Engine:
     ) -> None:
         self.model, self.facts, self.tokenizer = model, facts, tokenizer
         weight = model.embedding.weight
-        self.pool = Pool(model.shape, limits.pages, weight.dtype, weight.device, limits.poison)
+        prefixes = None if facts.block_length is None else Prefixes(facts.block_length)
+        self.pool = Pool(
+            model.shape, limits.pages, weight.dtype, weight.device, limits.poison, prefixes
+        )
         self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
         self.runner = Runner(model, self.pool, facts.block_length, compiled)
         self._live: dict[str, tuple[Sequence, Answer]] = {}
@@ -143,21 +147,25 @@ class Engine:
         return Canvas(tokens, request.answer, len(request.canvas), self.facts.mask_id, block)
 
     def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
-        canvas, plan, state = sequence.canvas, sequence.plan, sequence.window_state
-        assert plan is not None and state is not None and len(commit.positions), (
-            "a step must commit something"
-        )
+        canvas, state = sequence.canvas, sequence.window_state
+        assert state is not None
+        assert len(commit.positions) or sequence.held_open, "a step must commit something"
         canvas.write(commit.positions, commit.tokens)
+        canvas.take_back(commit.back)
+        sequence.held_open = commit.open
         sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
         state.steps += 1
         sequence.stats.forward_passes += 1
-        sequence.stats.rows_run += len(plan.rows)
-        sequence.plan = None
+        sequence.stats.rows_run += sequence.rows + len(sequence.shadow)
+        sequence.plan, sequence.final = None, sequence.cache_state.final
         self._end_early(sequence, commit)
-        places = (commit.positions - canvas.answer).tolist()
-        step = sequence.stats.forward_passes
         event = CanvasEvent(
-            sequence.request.id, step, places, commit.tokens.tolist(), commit.confidence.tolist()
+            sequence.request.id,
+            sequence.stats.forward_passes,
+            (commit.positions - canvas.answer).tolist(),
+            commit.tokens.tolist(),
+            commit.confidence.tolist(),
+            (commit.back - canvas.answer).tolist(),
         )
         return [event, *self._settle(sequence)]
 
@@ -166,11 +174,14 @@ class Engine:
         request, canvas = sequence.request, sequence.canvas
         if not request.stops or request.params.ignore_eos:
             return
-        ends = [
-            p
-            for p, t in zip(commit.positions, commit.tokens, strict=True)
-            if int(t) in self.facts.eos_ids
-        ]
+        if canvas.revisable:
+            # An end-of-text may be gone again, so what counts is what stands now.
+            canvas.limit = len(request.canvas)
+            places = np.flatnonzero(~canvas.masked & ~canvas.given)
+            tokens = canvas.tokens[places]
+        else:
+            places, tokens = commit.positions, commit.tokens
+        ends = [p for p, t in zip(places, tokens, strict=True) if int(t) in self.facts.eos_ids]
         if ends:
             canvas.limit = min(canvas.limit, int(min(ends)) + 1)
 
@@ -179,15 +190,17 @@ class Engine:
         canvas = sequence.canvas
         _, answer = self._live[sequence.request.id]
         first = canvas.first_masked()
-        end = canvas.limit if first is None else max(first, sequence.settled)
-        if first is not None and not sequence.strategy.decoder.monotone:
+        done = first is None and not sequence.held_open
+        end = canvas.limit if first is None else first
+        if canvas.revisable and not done:
             assert sequence.window is not None
-            end = max(sequence.settled, min(end, sequence.window.start))
+            end = min(end, sequence.window.start)
+        end = max(end, sequence.settled)
         new = canvas.tokens[sequence.settled : end].tolist()
         sequence.settled = end
         stopped = self._stopped(sequence, new)
-        text = answer.feed(new[:-1] if stopped else new, last=first is None)
-        if answer.stopped or first is None:
+        text = answer.feed(new[:-1] if stopped else new, last=done)
+        if answer.stopped or done:
             reason: FinishReason = "stop" if stopped or answer.stopped else "length"
             return [self._finish(sequence, answer, reason, text)]
         return [TextEvent(sequence.request.id, text)] if text else []

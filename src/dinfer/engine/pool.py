@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dinfer.engine.prefixes import Prefixes
 from dinfer.nn.transformer import Shape
 from dinfer.step import PAGE
 
@@ -11,7 +12,7 @@ class Pool:
     """Keys and values of all sequences, [layers, 2, pages * PAGE, kv_heads, head_size].
 
     `poison` fills pages with NaN when they are handed out, so that reading a row that never ran
-    shows at once.
+    shows at once. `prefixes`: what free pages still hold; such pages are handed out last.
     """
 
     def __init__(
@@ -21,7 +22,9 @@ class Pool:
         dtype: torch.dtype,
         device: torch.device,
         poison: bool = False,
+        prefixes: Prefixes | None = None,
     ) -> None:
+        self.prefixes = prefixes
         self.pages, self.poison = pages, poison
         size = (shape.layers, 2, pages * PAGE, shape.kv_heads, shape.head_size)
         self.arena = torch.empty(size, dtype=dtype, device=device)
@@ -42,9 +45,15 @@ class Pool:
 
     def take(self, count: int) -> list[int] | None:
         """`count` pages, a contiguous run where there is one; None when there are not enough."""
-        free = [page for page, users in enumerate(self._users) if users == 0]
-        if len(free) < count:
+        if self.free < count:
             return None
+        held = self.prefixes.pages if self.prefixes else set[int]()
+        free = [page for page in range(self.pages) if self._idle(page) and page not in held]
+        while self.prefixes and len(free) < count:
+            dropped = self.prefixes.forget(self._idle)
+            if not dropped:
+                return None
+            free = sorted([*free, *dropped])
         chosen = next(
             (free[i : i + count] for i in range(len(free) - count + 1) if _is_run(free, i, count)),
             free[:count],
@@ -55,10 +64,12 @@ class Pool:
                 self.arena[:, :, page * PAGE : (page + 1) * PAGE] = torch.nan
         return chosen
 
+    def _idle(self, page: int) -> bool:
+        return self._users[page] == 0
+
     def share(self, pages: list[int]) -> None:
-        """One more user of each page."""
+        """One more user of each page, which holds what it is wanted for."""
         for page in pages:
-            assert self._users[page] > 0
             self._users[page] += 1
 
     def give_back(self, pages: list[int]) -> None:

@@ -1,7 +1,8 @@
-"""From hidden rows to commits: gathers the undecided rows of a batch, proposes, and lets each
+"""From hidden rows to commits: gathers the rows to decide of a batch, proposes, and lets each
 decoder choose.
 
-B sequences of one decoder, W longest window, R undecided rows of the whole batch.
+B sequences of one decoder, W longest window, R rows to decide of the whole batch: the undecided
+ones, and under a decoder that is not monotone also those that it may change.
 """
 
 from collections import defaultdict
@@ -14,59 +15,118 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.sequence import Sequence
-from dinfer.kernel.propose import RowSampling, propose
+from dinfer.kernel.propose import Guidance, RowSampling, kept, propose
 from dinfer.nn.transformer import Transformer
-from dinfer.step import Decoder, Proposal
+from dinfer.step import Commit, Decoder, Proposal
 
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Committed:
-    """What one sequence gets written: positions, tokens, and the confidence of each."""
+    """What one sequence gets written: positions, tokens, and the confidence of each; `back`:
+    positions to mask again; `open`: whether its window stays open even without a mask.
+    """
 
     positions: Ids
     tokens: Ids
     confidence: npt.NDArray[np.float32]
+    back: Ids
+    open: bool
 
 
 def commits(
     batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int
 ) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
-    undecided, rows, offset = [], [], 0
-    for sequence in batch:
-        assert sequence.window is not None and sequence.plan is not None
-        positions = sequence.canvas.undecided(sequence.window.start, sequence.window.stop)
-        undecided.append(positions)
-        rows.append(positions - sequence.plan.rows.start + offset)
-        offset += len(sequence.plan.rows)
-    chosen = torch.from_numpy(np.concatenate(rows)).to(hidden_TD.device)
-    needs = frozenset[str]().union(*(s.strategy.decoder.needs for s in batch))
-    sampling = _sampling(batch, undecided, hidden_TD.device)
-    allowed = _allowed(batch, undecided, model.shape.vocab, hidden_TD.device)
-    found = propose(hidden_TD[chosen], model.head, mask_id, needs, sampling, allowed)
+    asked = [_asked(sequence) for sequence in batch]
+    starts = np.cumsum([0, *map(len, asked)])
+    found = _found(batch, asked, starts, hidden_TD, model, mask_id)
+    asked = _narrowed(batch, asked, starts, found)
     results: list[Committed | None] = [None] * len(batch)
-    starts = np.cumsum([0, *map(len, undecided)])
     groups: dict[Decoder, list[int]] = defaultdict(list)
     for number, sequence in enumerate(batch):
         groups[sequence.strategy.decoder].append(number)
     for decoder, members in groups.items():
-        parts = [slice(starts[i], starts[i + 1]) for i in members]
+        parts = [slice(starts[i], starts[i] + len(asked[i])) for i in members]
         group = [batch[i] for i in members]
         for i, done in zip(
             members,
-            _decide(decoder, group, [undecided[i] for i in members], found, parts),
+            _decide(decoder, group, [asked[i] for i in members], found, parts),
             strict=True,
         ):
             results[i] = done
     return [done for done in results if done is not None]
 
 
+def _asked(sequence: Sequence) -> Ids:
+    """Positions of the window that need a proposal."""
+    canvas, window = sequence.canvas, sequence.window
+    assert window is not None
+    find = canvas.decidable if canvas.revisable else canvas.undecided
+    return find(window.start, window.stop)
+
+
+def _found(
+    batch: Many[Sequence],
+    asked: list[Ids],
+    starts: Ids,
+    hidden_TD: Tensor,
+    model: Transformer,
+    mask_id: int,
+) -> dict[str, Tensor]:
+    """What the decoders need of each asked position, named as in Proposal, [R, ...]."""
+    device, rows, offset = hidden_TD.device, [], 0
+    for sequence, positions in zip(batch, asked, strict=True):
+        assert sequence.plan is not None
+        rows.append(sequence.plan.find(positions) + offset)
+        offset += sequence.rows
+    mixing = [s.mix > 0 for s in batch]
+    held = _held(batch, asked, device)
+    found = propose(
+        hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],
+        model.head,
+        mask_id,
+        frozenset[str]().union(*(s.strategy.decoder.needs for s in batch)),
+        _sampling(batch, asked, device),
+        _allowed(batch, asked, model.shape.vocab, device),
+        held,
+        _guidance(batch, rows, hidden_TD),
+        model.embedding.weight if any(mixing) else None,
+    )
+    if held is not None:
+        found["held"] = held
+    # Shadow rows come behind the planned ones, in the order of the batch.
+    shadow = [a.searchsorted(s.shadow) + n for s, a, n in zip(batch, asked, starts, strict=False)]
+    if offset < len(hidden_TD):
+        places = torch.from_numpy(np.concatenate(shadow)).to(device)
+        found["kept"][places] = kept(hidden_TD[offset:], model.head, mask_id, found["held"][places])
+    expected = found.pop("expected", None)
+    for i, sequence in enumerate(batch):
+        if expected is not None and mixing[i]:
+            sequence.expect(asked[i], expected[starts[i] : starts[i + 1]])
+    return found
+
+
+def _narrowed(
+    batch: Many[Sequence], asked: list[Ids], starts: Ids, found: dict[str, Tensor]
+) -> list[Ids]:
+    """Positions to decide once every iteration that wants to has ended its window sooner."""
+    left = list(asked)
+    for i, sequence in enumerate(batch):
+        if sequence.narrows:
+            part = slice(starts[i], starts[i + 1])
+            tokens, confidence = (found[x][part].cpu().numpy() for x in ("tokens", "confidence"))
+            sequence.narrow(asked[i], tokens, confidence)
+            assert sequence.window is not None
+            left[i] = asked[i][: asked[i].searchsorted(sequence.window.stop)]
+    return left
+
+
 def _decide(
     decoder: Decoder,
     group: list[Sequence],
-    undecided: list[Ids],
+    asked: list[Ids],
     found: dict[str, Tensor],
     parts: list[slice],
 ) -> list[Committed]:
@@ -74,8 +134,8 @@ def _decide(
     windows = [s.window for s in group]
     starts = [w.start if w else 0 for w in windows]
     width = max(w.stop - w.start for w in windows if w)
-    line = np.repeat(np.arange(len(group)), [len(u) for u in undecided]) * width
-    column = np.concatenate([u - start for u, start in zip(undecided, starts, strict=True)])
+    line = np.repeat(np.arange(len(group)), [len(a) for a in asked]) * width
+    column = np.concatenate([a - start for a, start in zip(asked, starts, strict=True)])
     device = found["tokens"].device
     place = torch.from_numpy(line + column).to(device)
     rows = (
@@ -89,24 +149,63 @@ def _decide(
         blank = torch.zeros(len(group) * width, *x.shape[1:], dtype=x.dtype, device=device)
         return blank.index_copy_(0, place, x).view(len(group), width, *x.shape[1:])
 
-    masked = laid(torch.ones(len(place), dtype=torch.bool, device=device))
-    proposal = Proposal(**{name: laid(x) for name, x in rows.items()})
+    blank = np.concatenate([s.canvas.masked[a] for s, a in zip(group, asked, strict=True)])
+    masked = laid(torch.from_numpy(blank).to(device))
+    editable = None if decoder.monotone else laid(torch.from_numpy(~blank).to(device))
+    proposal = Proposal(**{name: laid(x) for name, x in rows.items()}, editable=editable)
     states = [s.window_state for s in group if s.window_state is not None]
-    commit = decoder.commit(proposal, masked, states)
+    return _read(decoder.commit(proposal, masked, states), proposal.confidence, starts)
+
+
+def _read(commit: Commit, confidence_BW: Tensor, starts: list[int]) -> list[Committed]:
+    """Brings a commit back to the host and to positions of the canvas."""
     mask, tokens = commit.mask.cpu().numpy(), commit.tokens.cpu().numpy()
-    confidence = proposal.confidence.cpu().numpy()
+    confidence = confidence_BW.cpu().numpy()
+    back = np.zeros_like(mask) if commit.back is None else commit.back.cpu().numpy()
+    stays = [False] * len(starts) if commit.open is None else commit.open.tolist()
     done = []
     for i, start in enumerate(starts):
         columns = np.flatnonzero(mask[i])
-        done.append(Committed(columns + start, tokens[i, columns], confidence[i, columns]))
+        done.append(
+            Committed(
+                columns + start,
+                tokens[i, columns],
+                confidence[i, columns],
+                np.flatnonzero(back[i]) + start,
+                stays[i],
+            )
+        )
     return done
 
 
-def _sampling(batch: Many[Sequence], undecided: list[Ids], device: torch.device) -> RowSampling:
+def _guidance(batch: Many[Sequence], rows: list[Ids], hidden_TD: Tensor) -> Guidance | None:
+    """The guided rows among those that are proposed for, with their hidden rows of the second run;
+    None where no request is guided.
+    """
+    scales = [s.request.params.guidance for s in batch]
+    if not any(scales):
+        return None
+    second = [r + s.rows // 2 for r, s in zip(rows, batch, strict=True)]
+    each = np.repeat(scales, [len(r) for r in rows])
+    places = np.flatnonzero(each)
+    hidden = torch.from_numpy(np.concatenate(second)[places]).to(hidden_TD.device)
+    scale = torch.from_numpy(each[places]).to(hidden_TD.device, torch.float32)
+    return Guidance(places, hidden_TD[hidden], scale)
+
+
+def _held(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> Tensor | None:
+    """[R] tokens that stand in the rows, where some decoder may change them, else None."""
+    if not any(s.canvas.revisable for s in batch):
+        return None
+    tokens = [s.canvas.tokens[a] for s, a in zip(batch, asked, strict=True)]
+    return torch.from_numpy(np.concatenate(tokens)).to(device)
+
+
+def _sampling(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> RowSampling:
     """Each row's sampling; the step that keys the noise is the request's own count, so batch mates
     do not matter.
     """
-    counts = [len(u) for u in undecided]
+    counts = [len(a) for a in asked]
     greedy = all(s.request.params.temperature == 0 for s in batch)
     requests = [s.request for s in batch]
 
@@ -119,20 +218,20 @@ def _sampling(batch: Many[Sequence], undecided: list[Ids], device: torch.device)
         top_p=spread([r.params.top_p for r in requests], torch.float32),
         top_k=spread([r.params.top_k for r in requests], torch.int64),
         seed=spread([r.seed for r in requests], torch.int64),
-        position=torch.from_numpy(np.concatenate(undecided)).to(device),
+        position=torch.from_numpy(np.concatenate(asked)).to(device),
         step=spread([s.stats.forward_passes for s in batch], torch.int64),
     )
 
 
 def _allowed(
-    batch: Many[Sequence], undecided: list[Ids], vocab: int, device: torch.device
+    batch: Many[Sequence], asked: list[Ids], vocab: int, device: torch.device
 ) -> Tensor | None:
     """[R, V] bool where some request forbids tokens, else None."""
     if not any(s.request.forbidden for s in batch):
         return None
-    allowed = torch.ones(sum(map(len, undecided)), vocab, dtype=torch.bool, device=device)
+    allowed = torch.ones(sum(map(len, asked)), vocab, dtype=torch.bool, device=device)
     start = 0
-    for sequence, positions in zip(batch, undecided, strict=True):
+    for sequence, positions in zip(batch, asked, strict=True):
         allowed[start : start + len(positions), list(sequence.request.forbidden)] = False
         start += len(positions)
     return allowed

@@ -27,21 +27,17 @@ class Scheduler:
         """Admits what fits, then chooses the sequences of this step; each has its plan. Those with
         no work are left in `running` without one, for the engine to finish."""
         while self.waiting and len(self.running) < self.max_sequences:
-            pages = self.pool.take(self.waiting[0].pages_needed)
-            if pages is None:
+            if not self._admit(self.waiting[0]):
                 break
-            sequence = self.waiting.popleft()
-            sequence.place(pages)
-            self.running.append(sequence)
+            self.running.append(self.waiting.popleft())
         batch: list[Sequence] = []
         rows = 0
         for sequence in self.running:
             if not sequence.advance():
                 continue
-            assert sequence.plan is not None
-            rows += len(sequence.plan.rows)
+            rows += sequence.rows
             if batch and rows > self.max_rows:
-                rows -= len(sequence.plan.rows)
+                rows -= sequence.rows
                 continue
             batch.append(sequence)
         if len(batch) < len(self.running):
@@ -49,10 +45,24 @@ class Scheduler:
             self.running.sort(key=lambda s: id(s) in chosen)
         return batch
 
+    def _admit(self, sequence: Sequence) -> bool:
+        """Gives a sequence its pages: those that hold the beginning of its text, and fresh ones."""
+        prefixes = self.pool.prefixes
+        known = prefixes.find(sequence.opening) if prefixes and sequence.reuses else []
+        self.pool.share(known)  # before taking, which may drop what nobody uses
+        fresh = self.pool.take(sequence.pages_needed - len(known))
+        if fresh is None:
+            self.pool.give_back(known)
+            return False
+        sequence.place(known + fresh, len(known))
+        return True
+
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is, and frees its pages."""
         if sequence in self.running:
             self.running.remove(sequence)
+            if self.pool.prefixes and sequence.reuses:
+                self.pool.prefixes.keep(sequence.final_text, sequence.pages)
             self.pool.give_back(sequence.pages)
             sequence.pages = []
         elif sequence in self.waiting:

@@ -4,13 +4,16 @@ R rows, D hidden, V vocabulary. Logits exist for GROUP rows at a time, so no [ro
 large batch is kept.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from dinfer.kernel.noise import uniform
+from dinfer.step import TOP
 
 GROUP = 64
 """Rows whose logits exist at once."""
@@ -36,6 +39,19 @@ class RowSampling:
         return RowSampling(self.greedy, *(x[rows] for x in tensors))
 
 
+@dataclass(frozen=True)
+class Guidance:
+    """Unsupervised classifier-free guidance (arXiv 2410.18514) of some rows.
+
+    rows [G] int64, rising, on the host; hidden_GD: the same rows of the run in which the given text
+    is masked; scale_G float32: 0 would leave the logits as they are.
+    """
+
+    rows: npt.NDArray[np.int64]
+    hidden_GD: Tensor
+    scale_G: Tensor
+
+
 def propose(
     hidden_RD: Tensor,
     head: nn.Module,
@@ -43,13 +59,20 @@ def propose(
     needs: Iterable[str],
     sampling: RowSampling,
     allowed_RV: Tensor | None = None,
+    held_R: Tensor | None = None,
+    guidance: Guidance | None = None,
+    embedding_VD: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
     what `needs` names.
 
     The mask token is never proposed and has no probability. `allowed_RV` (bool) limits the choice
-    of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise [R] and
-    logits [R, V] float32.
+    of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise [R], logits
+    [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k and top-p,
+    filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R`: tokens that stand in
+    the rows; gives kept [R], their probability (0 for the mask token). Under `guidance` the guided
+    logits count as the raw ones. `embedding_VD` asks for expected [R, D], the mean embedding under
+    the raw probabilities.
     """
     needs = frozenset(needs)
     parts = []
@@ -57,9 +80,37 @@ def propose(
         rows = slice(start, start + GROUP)
         allowed = None if allowed_RV is None else allowed_RV[rows]
         logits = head(hidden_RD[rows]).float()
+        if guidance is not None:
+            _guide(logits, head, guidance, start)
         logits[:, mask_id] = -torch.inf
-        parts.append(_one_group(logits, needs, sampling.part(rows), allowed))
+        part = _one_group(logits, needs, sampling.part(rows), allowed)
+        if held_R is not None:
+            part["kept"] = _probability(logits, held_R[rows])
+        if embedding_VD is not None:
+            part["expected"] = logits.softmax(dim=1).to(embedding_VD.dtype) @ embedding_VD
+        parts.append(part)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+
+def kept(hidden_RD: Tensor, head: nn.Module, mask_id: int, held_R: Tensor) -> Tensor:
+    """Probability [R] of given tokens under the raw logits, float32."""
+    parts = []
+    for start in range(0, len(hidden_RD), GROUP):
+        rows = slice(start, start + GROUP)
+        logits = head(hidden_RD[rows]).float()
+        logits[:, mask_id] = -torch.inf
+        parts.append(_probability(logits, held_R[rows]))
+    return torch.cat(parts)
+
+
+def _guide(logits_RV: Tensor, head: nn.Module, guidance: Guidance, start: int) -> None:
+    """`u + (1 + scale) (c - u)` in place, for the guided ones of the rows from `start` on."""
+    part = slice(*guidance.rows.searchsorted((start, start + len(logits_RV))))
+    if part.start < part.stop:
+        rows = torch.from_numpy(guidance.rows[part] - start).to(logits_RV.device)
+        without = head(guidance.hidden_GD[part]).float()
+        scale = 1 + guidance.scale_G[part, None]
+        logits_RV[rows] = without + scale * (logits_RV[rows] - without)
 
 
 def _one_group(
@@ -74,11 +125,18 @@ def _one_group(
         best = logits.gather(1, tokens[:, None]).squeeze(1)
     found = {"tokens": tokens, "confidence": (best - total).exp()}
     if "entropy" in needs:
-        p = (logits - total[:, None]).exp()
-        found["entropy"] = total - torch.where(p > 0, p * logits, 0.0).sum(dim=1)
+        found["entropy"] = _entropy(logits)
     if "margin" in needs:
-        two = (logits.topk(2, dim=1).values - total[:, None]).exp()
-        found["margin"] = two[:, 0] - two[:, 1]
+        found["margin"] = _margin(logits)
+    if needs & FILTERED.keys():
+        # What top-k and top-p would leave; the token itself is likely in it, but forced tokens and
+        # temperature 0 may choose others.
+        left = narrowed(choice, sampling)
+        found |= {name: FILTERED[name](left, tokens) for name in needs & FILTERED.keys()}
+    if "top" in needs:
+        most = min(TOP, logits.shape[1])
+        found["top_tokens"] = choice.topk(most, dim=1).indices
+        found["top_probs"] = (logits.gather(1, found["top_tokens"]) - total[:, None]).exp()
     if "noise" in needs:
         # Step -1 - n keeps this stream apart from the one that samples tokens.
         found["noise"] = uniform(sampling.seed, sampling.position, -1 - sampling.step, 1).squeeze(1)
@@ -87,20 +145,48 @@ def _one_group(
     return found
 
 
+def _entropy(logits_RV: Tensor) -> Tensor:
+    total = logits_RV.logsumexp(dim=1)
+    p = (logits_RV - total[:, None]).exp()
+    # Rounding may leave the entropy of a certain token just below 0.
+    return (total - torch.where(p > 0, p * logits_RV, 0.0).sum(dim=1)).clamp_min(0.0)
+
+
+def _margin(logits_RV: Tensor) -> Tensor:
+    two = (logits_RV.topk(2, dim=1).values - logits_RV.logsumexp(dim=1)[:, None]).exp()
+    return two[:, 0] - two[:, 1]
+
+
+def _probability(logits_RV: Tensor, tokens_R: Tensor) -> Tensor:
+    return (logits_RV.gather(1, tokens_R[:, None]).squeeze(1) - logits_RV.logsumexp(dim=1)).exp()
+
+
+FILTERED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "filtered_confidence": _probability,
+    "filtered_entropy": lambda logits, tokens: _entropy(logits),
+    "filtered_margin": lambda logits, tokens: _margin(logits),
+}
+"""Measures of the distribution that tokens are drawn from."""
+
+
 def sample(logits_RV: Tensor, sampling: RowSampling) -> Tensor:
     """One token per row: the largest of logits / temperature + Gumbel noise among top-k and top-p;
     temperature 0: argmax.
     """
+    noise = uniform(sampling.seed, sampling.position, sampling.step, logits_RV.shape[1])
+    gumbel = -(-noise.log()).log()
+    warm = (sampling.temperature > 0)[:, None]
+    return torch.where(warm, narrowed(logits_RV, sampling) + gumbel, logits_RV).argmax(dim=1)
+
+
+def narrowed(logits_RV: Tensor, sampling: RowSampling) -> Tensor:
+    """Logits over the temperature (as they are at temperature 0), -inf outside top-k and top-p."""
     warm = sampling.temperature > 0
     # Less the row's best first: a tiny temperature then sends the others to -inf and not all to
     # +inf.
     below = logits_RV - logits_RV.amax(dim=1, keepdim=True)
     scaled = below / torch.where(warm, sampling.temperature, 1.0)[:, None]
-    scaled = _top_k(scaled, sampling.top_k)
-    scaled = _top_p(scaled, sampling.top_p)
-    noise = uniform(sampling.seed, sampling.position, sampling.step, logits_RV.shape[1])
-    gumbel = -(-noise.log()).log()
-    return torch.where(warm[:, None], scaled + gumbel, logits_RV).argmax(dim=1)
+    return _top_p(_top_k(scaled, sampling.top_k), sampling.top_p)
 
 
 def _top_k(logits_RV: Tensor, top_k_R: Tensor) -> Tensor:

@@ -1,0 +1,87 @@
+"""Dream's samplers (arXiv 2508.15487; their names are its own): a schedule over steps, and four
+ways to rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dinfer.errors import RequestError
+from dinfer.step import Commit, Proposal, WindowState, best, ranks
+
+RANKINGS = ("maskgit", "margin", "entropy", "origin")
+
+
+@dataclass(frozen=True)
+class Dream:
+    """Step i of `steps` (0 = one per position) goes from time t to s on a line from 1 to `eps` and
+    commits `masked * (1 - s / t)` positions, rounded down, 1 at least, and all in the last step.
+
+    ranking: maskgit by confidence, margin by the best probability minus the second, entropy by low
+    entropy; origin sets each position with probability `1 - s / t`. filtered: rank by what
+    temperature, top-k and top-p leave of the distribution, as Dream does, or by the raw one. noise:
+    with more than 0, positions are drawn from softmax(score / noise) without replacement (Dream's
+    alg_temp).
+    """
+
+    steps: int = 0
+    ranking: str = "entropy"
+    filtered: bool = True
+    noise: float = 0.0
+    eps: float = 1e-3
+    monotone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.ranking not in RANKINGS:
+            raise RequestError(
+                f"dream ranking is {self.ranking!r}; it must be one of {', '.join(RANKINGS)}."
+            )
+        if self.steps < 0 or not self.noise >= 0.0 or not 0.0 < self.eps < 1.0:
+            raise RequestError(
+                f"dream has steps {self.steps}, noise {self.noise} and eps {self.eps};"
+                " steps >= 0, noise >= 0 and 0 < eps < 1 are needed."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The measure that ranks, and noise where the choice is drawn."""
+        if self.ranking == "origin":
+            return frozenset({"noise"})
+        return frozenset({self._measure, "noise"} if self.noise > 0 else {self._measure})
+
+    @property
+    def _measure(self) -> str:
+        """The field of Proposal that ranks."""
+        measure = "confidence" if self.ranking == "maskgit" else self.ranking
+        return f"filtered_{measure}" if self.filtered else measure
+
+    def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
+        """As many of the best as the schedule says."""
+        shares = [self._share(state) for state in states]
+        share = torch.tensor(shares, dtype=torch.float64, device=masked.device)[:, None]
+        if self.ranking == "origin":
+            assert proposal.noise is not None
+            drawn = masked & (proposal.noise < share)
+            return Commit(drawn | best(-proposal.noise, masked), proposal.tokens)
+        count = (masked.sum(dim=1, keepdim=True) * share).long().clamp_min(1)
+        return Commit(masked & (ranks(self._score(proposal), masked) < count), proposal.tokens)
+
+    def _share(self, state: WindowState) -> float:
+        """1 - s / t, and 1 in the last step."""
+        steps = self.steps or max(1, state.opened)
+        if state.steps >= steps - 1:
+            return 1.0
+        t, s = (1 + (self.eps - 1) * (state.steps + i) / steps for i in (0, 1))
+        return 1 - s / t
+
+    def _score(self, proposal: Proposal) -> Tensor:
+        score: Tensor = getattr(proposal, self._measure)
+        score = -score if self.ranking == "entropy" else score
+        if self.noise == 0:
+            return score
+        assert proposal.noise is not None
+        # The largest of score + Gumbel noise is a draw without replacement (arXiv 1903.06059).
+        return score / self.noise - (-proposal.noise.log()).log()

@@ -1,0 +1,42 @@
+"""Suffix pruning (Streaming-dLLM, arXiv 2601.17917): of the masks behind the window only the
+nearest and the very last are looked at.
+"""
+
+from dataclasses import dataclass
+
+from dinfer.canvas import Canvas
+from dinfer.errors import RequestError
+from dinfer.iteration.blockwise import Blockwise
+from dinfer.step import Window
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """Blocks as of `blockwise`, with the `ahead` next ones and the last position in sight.
+
+    Block-causal models never look ahead; for them it is `blockwise`.
+    """
+
+    length: int = 32
+    ahead: int = 2
+    aligned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.ahead < 0:
+            raise RequestError(
+                f"pruned has length {self.length} and ahead {self.ahead};"
+                " length >= 1 and ahead >= 0 are needed."
+            )
+
+    def window(self, canvas: Canvas) -> Window | None:
+        """The leftmost block with an undecided position, and how far it looks."""
+        window = Blockwise(self.length, self.aligned).window(canvas)
+        if window is None:
+            return None
+        # Fixed text behind the blanks is always looked at: it lies before the horizon or there is
+        # none.
+        horizon = window.stop + self.ahead * self.length
+        fixed = canvas.given[horizon:].any()
+        return Window(
+            window.start, window.stop, len(canvas) if fixed else min(horizon, len(canvas))
+        )

@@ -1,0 +1,42 @@
+"""Iteration smoothing (dInfer, arXiv 2510.08666): a mask carries on what the step before expected
+in its place.
+"""
+
+from dataclasses import dataclass
+
+from dinfer.canvas import Canvas
+from dinfer.errors import RequestError
+from dinfer.iteration.blockwise import Blockwise
+from dinfer.step import Window
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """Blocks as of `blockwise`. In step k of the request a mask's input is its embedding plus
+    `min(start + growth * k, weight)` times the expected embedding of the step before.
+
+    The paper also begins with a threshold of 1 that falls by 0.02 a step; that is the decoder's.
+    """
+
+    length: int = 32
+    aligned: bool = False
+    weight: float = 0.3
+    start: float = 0.15
+    growth: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise RequestError(f"smooth length is {self.length}; it must be 0 (one block) or more.")
+        if not (0.0 <= self.weight <= 1.0 and 0.0 <= self.start <= 1.0 and self.growth >= 0.0):
+            raise RequestError(
+                f"smooth has weight {self.weight}, start {self.start} and growth {self.growth};"
+                " weight and start must lie between 0 and 1, and growth must be 0 or more."
+            )
+
+    def window(self, canvas: Canvas) -> Window | None:
+        """The leftmost block with an undecided position."""
+        return Blockwise(self.length, self.aligned).window(canvas)
+
+    def mix(self, step: int) -> float:
+        """Weight of the expected embedding in the request's step `step`, counted from 0."""
+        return min(self.start + self.growth * step, self.weight)
