@@ -12,23 +12,27 @@ from hypothesis import strategies as st
 from dinfer.engine.engine import Engine
 from dinfer.request import Request, SamplingParams, TextEvent
 
-from ..conftest import FAMILIES, request, serve
+from ..conftest import FAMILIES, allows, request, serve
 
-CACHES = {
-    "llada": ["none", "prefix", "dual", "vicinity:left=4:right=2"],
-    "llada_gqa": ["none", "dual:refresh=3", "vicinity:warmup=2"],
-    "sdar": ["none", "prefix", "dual", "vicinity", "block"],
-}
-DECODERS = ["fixed", "fixed:ranking=random:steps=5", "threshold:threshold=0.4", "factor:factor=2.0"]
+CACHES = [
+    *("none", "prefix", "dual", "vicinity:left=4:right=2"),
+    *("dual:refresh=3", "vicinity:warmup=2", "block", "subblock"),
+]
+DECODERS = [
+    *("fixed", "fixed:ranking=random:steps=5", "factor:factor=2.0"),
+    *("threshold:threshold=0.4", "threshold:threshold=0.6:lead=true:least=2"),
+]
 ITERATIONS = [
     "blockwise:length=8",
     "blockwise:length=12:aligned=true",
     "sliding:length=10:stride=3",
+    "subblock:block=16:length=4",
     None,
 ]
 
 
-def mixed(family: str, seed: int, count: int) -> list[Request]:
+def mixed(engine: Engine, seed: int, count: int) -> list[Request]:
+    caches = [spec for spec in CACHES if allows(engine, spec)]
     rng = random.Random(seed)
     found = []
     for number in range(count):
@@ -39,7 +43,7 @@ def mixed(family: str, seed: int, count: int) -> list[Request]:
             top_k=rng.choice([0, 20]),
             seed=rng.randrange(1000),
             ignore_eos=rng.random() < 0.5,
-            cache=rng.choice(CACHES[family]),
+            cache=rng.choice(caches),
             decoder=rng.choice(DECODERS),
             iteration=rng.choice(ITERATIONS),
         )
@@ -84,7 +88,7 @@ def serve_in_disorder(
 )
 @given(seed=st.integers(0, 10**6))
 def test_mixed_requests(make_engine: Callable[..., Engine], family: str, seed: int) -> None:
-    requests = mixed(family, seed, 16)
+    requests = mixed(make_engine(family), seed, 16)
     alone = {r.id: serve(make_engine(family, pages=8), [r])[r.id].token_ids for r in requests}
     together = serve(make_engine(family, rows=300), requests)
     assert {name: output.token_ids for name, output in together.items()} == alone

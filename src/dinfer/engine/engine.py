@@ -78,7 +78,8 @@ class Engine:
         if request.id in self._live:
             raise RequestError(f"A request with the id {request.id!r} is already being served.")
         self._check(request)
-        sequence = Sequence(request, self._canvas(request), self.strategy(request.params))
+        strategy = self.strategy(request.params)
+        sequence = Sequence(request, self._canvas(request), strategy, self.facts.shift)
         if sequence.pages_needed > self.pool.pages:
             raise RequestError(
                 f"The request needs {sequence.pages_needed} pages of {PAGE} positions"

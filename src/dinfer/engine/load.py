@@ -35,6 +35,7 @@ _WANTED = {
     "cache": "a spec string",
     "decoder": "a spec string",
     "chat_only": "true or false",
+    "shift": "0 or 1",
 }
 
 
@@ -167,6 +168,8 @@ def _fact(key: str, value: Any) -> Any:
         fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     if key in ("block_length", "context") and isinstance(value, int):
         fits = fits and value >= 1
+    if key == "shift":
+        fits = fits and value in (0, 1)
     if not fits:
         raise RequestError(f"The fact {key!r} is {value!r}; it must be {_WANTED[key]}.")
     return value
@@ -216,7 +219,8 @@ def load_weights(model: Transformer, slots: dict[str, Slot], folder: Path) -> No
     for path in sorted(set(where.values())):
         with _open(path) as file:
             for name in (n for n, p in where.items() if p == path):
-                _copy(name, _read(file, name, path), places[slots[name].parameter], slots[name])
+                slot = slots[name]
+                _copy(name, _read(file, name, path), slot.of(places[slot.parameter].data))
 
 
 def _read(file: Any, name: str, path: Path) -> torch.Tensor:
@@ -229,8 +233,7 @@ def _read(file: Any, name: str, path: Path) -> torch.Tensor:
     return tensor
 
 
-def _copy(name: str, tensor: torch.Tensor, parameter: torch.Tensor, slot: Slot) -> None:
-    target = parameter.data if slot.rows is None else parameter.data[slot.rows[0] : slot.rows[1]]
+def _copy(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
     if target.shape != tensor.shape:
         raise CheckpointError(
             f"{name} has the shape {list(tensor.shape)}; config.json asks for {list(target.shape)}."

@@ -39,7 +39,7 @@ def commits(
         assert sequence.window is not None and sequence.plan is not None
         positions = sequence.canvas.undecided(sequence.window.start, sequence.window.stop)
         undecided.append(positions)
-        rows.append(positions - sequence.plan.rows.start + offset)
+        rows.append(sequence.sources(positions) - sequence.plan.rows.start + offset)
         offset += len(sequence.plan.rows)
     chosen = torch.from_numpy(np.concatenate(rows)).to(hidden_TD.device)
     needs = frozenset[str]().union(*(s.strategy.decoder.needs for s in batch))

@@ -36,6 +36,7 @@ class Sequence:
     request: Request
     canvas: Canvas
     strategy: Strategy
+    shift: int = 0
     cache_state: CacheState = field(default_factory=CacheState)
     window: Window | None = None
     window_state: WindowState | None = None
@@ -79,5 +80,20 @@ class Sequence:
                 opened=len(self.canvas.undecided(window.start, window.stop))
             )
         if self.plan is None:
-            self.plan = self.strategy.cache.plan(self.canvas, window, self.cache_state)
+            plan = self.strategy.cache.plan(self.canvas, window, self.cache_state)
+            self.plan = self._for_sources(plan, window) if self.shift else plan
         return True
+
+    def sources(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows whose logits tell the tokens at these positions (see `Facts.shift`)."""
+        return np.maximum(positions - self.shift, 0)
+
+    def _for_sources(self, plan: StepPlan, window: Window) -> StepPlan:
+        """The plan with the row before the first undecided position; without what lies behind the
+        block of the window's last source, which no source can see.
+        """
+        undecided = self.canvas.undecided(window.start, window.stop)
+        first = int(self.sources(undecided[:1])[0])
+        last = self.canvas.reach(max(window.stop - self.shift, 1))
+        rows = range(min(plan.rows.start, first), min(plan.rows.stop, last))
+        return StepPlan(rows, min(plan.visible, last), plan.repeat)

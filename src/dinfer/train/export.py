@@ -18,9 +18,7 @@ def read_export(folder: Path, family: ModuleType, model: Transformer) -> None:
     """Weights of an exported folder, back into a model of the same sizes."""
     tensors, parameters = load_file(folder / "model.safetensors"), dict(model.named_parameters())
     for name, slot in family.slots(model.shape).items():
-        parameter = parameters[slot.parameter]
-        part = parameter if slot.rows is None else parameter[slot.rows[0] : slot.rows[1]]
-        part.copy_(tensors[name])
+        slot.of(parameters[slot.parameter]).copy_(tensors[name])
 
 
 def export(
@@ -39,8 +37,7 @@ def export(
     tensors = {}
     for name, slot in family.slots(model.shape).items():
         tensor = parameters[slot.parameter].detach()
-        part = tensor if slot.rows is None else tensor[slot.rows[0] : slot.rows[1]]
-        tensors[name] = part.to("cpu", torch.bfloat16).contiguous()
+        tensors[name] = slot.of(tensor).to("cpu", torch.bfloat16).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
     files = {
