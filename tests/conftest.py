@@ -42,7 +42,9 @@ def golden_facts(family: str) -> dict[str, int]:
 @pytest.fixture(scope="session")
 def models() -> dict[str, Loaded]:
     """Each golden checkpoint, loaded once in float32."""
-    return {name: load(str(GOLDEN / name), "float32", "cpu", golden_facts(name)) for name in FAMILIES}
+    return {
+        name: load(str(GOLDEN / name), "float32", "cpu", golden_facts(name)) for name in FAMILIES
+    }
 
 
 @pytest.fixture

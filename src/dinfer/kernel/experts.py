@@ -46,6 +46,7 @@ def grouped_linear_reference(x_SD: Tensor, weight_EOD: Tensor, counts_E: Tensor)
     """The same in float64, row by row, as the formula stands."""
     owner = torch.arange(len(counts_E)).repeat_interleave(counts_E.cpu())
     rows = [
-        linear(x.double(), weight_EOD[e].double()) for x, e in zip(x_SD, owner.tolist(), strict=True)
+        linear(x.double(), weight_EOD[e].double())
+        for x, e in zip(x_SD, owner.tolist(), strict=True)
     ]
     return torch.stack(rows) if rows else x_SD.new_empty(0, weight_EOD.shape[1]).double()

@@ -50,7 +50,7 @@ class GroupedSigmoid:
     def __call__(self, logits_TE: Tensor, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = logits_TE.sigmoid()
         ranked = scores if bias_E is None else scores + bias_E
-        grouped = ranked.view(len(ranked), self.groups, -1)
+        grouped = ranked.unflatten(1, (self.groups, -1))
         group = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
         best = group.topk(self.kept, dim=1).indices
         out = torch.ones_like(group, dtype=torch.bool).scatter(1, best, False)
@@ -114,6 +114,6 @@ class MixtureMLP(nn.Module):
         y_SD = self.down(nn.functional.silu(gate) * up, counts_E)
         # Back to the rows' own order before the sum: it is then the same in every batch.
         mixed_SD = torch.empty_like(y_SD).index_copy_(0, order_S, y_SD)
-        mixed_TKD = mixed_SD.view(*chosen_TK.shape, -1)
+        mixed_TKD = mixed_SD.view(*chosen_TK.shape, x_TD.shape[1])
         out_TD = torch.einsum("tk,tkd->td", weights_TK, mixed_TKD.float()).to(x_TD.dtype)
         return out_TD if self.shared is None else out_TD + self.shared(x_TD)
