@@ -56,8 +56,9 @@ class LLM:
 
     model: bundled name, folder, or hub id. dtype: auto, bfloat16, float16, float32. device: auto,
     cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids, block_length, context,
-    iteration, cache, decoder). kv_memory: GiB for the K/V pool. Raises DinferError with one clear
-    sentence for anything wrong.
+    iteration, cache, decoder). kv_memory: GiB for the K/V pool. quant: int8, int4 or int4:group=N
+    stores the layers' weights in fewer bits. Raises DinferError with one clear sentence for
+    anything wrong.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class LLM:
         kv_memory: float | None = None,
         max_sequences: int = 64,
         max_rows: int = 8192,
+        quant: str | None = None,
     ) -> None:
-        self.loaded = load(model, dtype, device, facts)
+        self.loaded = load(model, dtype, device, facts, quant)
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
         self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits)

@@ -3,10 +3,14 @@ weights share one).
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
+from dinfer.nn.quantised import Codes
 from dinfer.nn.transformer import Shape
+
+Weight = TypeVar("Weight", Tensor, Codes)
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Slot:
     rows: tuple[int, int] | None = None
     expert: int | None = None
 
-    def of(self, parameter: Tensor) -> Tensor:
+    def of(self, parameter: Weight) -> Weight:
         """The view of the parameter that this place is."""
         part = parameter if self.expert is None else parameter[self.expert]
         return part if self.rows is None else part[self.rows[0] : self.rows[1]]
