@@ -24,7 +24,8 @@ from dinfer.text.chat import ChatTemplate
 from dinfer.text.tokenizer import Tokenizer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+TEXTS = ["*.json", "*.jinja", "merges.txt"]
+WANTED = [*TEXTS, "*.safetensors"]
 _WANTED = {
     "mask_id": "a token id, a whole number",
     "eos_ids": "a list of token ids",

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint: where they lie, and into their places one at a time."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,22 @@ def _place(model: nn.Module, slot: Slot) -> Place:
 
 
 def load_weights(targets: Mapping[str, Place], folder: Path) -> None:
-    """Streams every tensor into its place, one at a time. Before that, names what is missing,
-    unexpected, of a wrong shape or of a wrong kind.
+    """Streams every tensor into its place, one at a time, once all are known to fit."""
+    for path, names in checked(targets, folder).items():
+        for name, tensor in tensors(path, names):
+            targets[name].copy_(tensor)
+
+
+def tensors(path: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a file, one at a time."""
+    with _open(path) as file:
+        for name in names:
+            yield name, file.get_tensor(name)
+
+
+def checked(targets: Mapping[str, Place], folder: Path) -> dict[Path, list[str]]:
+    """Names of the tensors in each file of a checkpoint. Raises CheckpointError that names what is
+    missing, unexpected, of a wrong shape or of a wrong kind; reads headers alone.
     """
     where = shards(folder)
     missing, unexpected = sorted(set(targets) - set(where)), sorted(set(where) - set(targets))
@@ -100,10 +114,7 @@ def load_weights(targets: Mapping[str, Place], folder: Path) -> None:
         with _open(path) as file:
             for name in names:
                 _check(file, name, path, targets[name])
-    for path, names in by_file.items():
-        with _open(path) as file:
-            for name in names:
-                targets[name].copy_(file.get_tensor(name))
+    return by_file
 
 
 def _check(file: Any, name: str, path: Path, target: Place) -> None:
