@@ -169,7 +169,7 @@ LOOPS = {
     "llada2_block_diffusion": llada2_loop,
     "fast_dllm_v2_batch_sample": fast_dllm_v2_loop,
 }
-"""Loops whose rule is a strategy of ours. The others need Dream's schedules and LLaDA2.1's edits."""
+"""Loops whose rule is a strategy of ours; the others need Dream's schedules or LLaDA2.1's edits."""
 
 
 @pytest.mark.parametrize(("family", "case"), cases("generate"))

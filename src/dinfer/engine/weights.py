@@ -78,7 +78,7 @@ def places(model: nn.Module, slots: Mapping[str, Slot], coded: bool = False) -> 
 def _place(model: nn.Module, slot: Slot) -> Place:
     owner, _, attribute = slot.parameter.rpartition(".")
     parameter: Place = getattr(model.get_submodule(owner), attribute)
-    return slot.of(parameter if isinstance(parameter, Codes) else parameter.data)
+    return slot.of(parameter) if isinstance(parameter, Codes) else slot.of(parameter.data)
 
 
 def load_weights(targets: Mapping[str, Place], folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Products with 4-bit weights: groups of neighbours on a row share a scale and a zero.
 
-T rows, D in, O out, G groups of a row. `w = (code - 8) * scale + zero`, codes 0..15, two a byte with
+T rows, D in, O out, G groups of a row. `w = (code - 8) * scale + zero`, codes 0..15, two a byte,
 the earlier one in the low half; scales [O, G, 2] (bfloat16) hold scale and zero.
 """
 
@@ -18,7 +18,7 @@ def quantise_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Codes [..., D/2] (uint8) and scales [..., D/group, 2]: the range of each group is cut into 15
     equal steps.
     """
-    grouped = x.float().unflatten(-1, (-1, group))
+    grouped = x.float().reshape(*x.shape[:-1], x.shape[-1] // group, group)
     low, high = grouped.amin(dim=-1), grouped.amax(dim=-1)
     # The codes are made for the scales as they are stored, rounded to bfloat16.
     scale = ((high - low).clamp(min=1e-20) / 15).bfloat16()
@@ -36,8 +36,9 @@ def codes_of(packed: Tensor) -> Tensor:
 
 def dequantise_groups(packed: Tensor, scales: Tensor) -> Tensor:
     """Weights [..., D] in the dtype of the scales."""
-    codes = codes_of(packed).unflatten(-1, (scales.shape[-2], -1))
-    return ((codes.to(scales.dtype) - 8) * scales[..., :1] + scales[..., 1:]).flatten(-2)
+    codes = codes_of(packed)
+    grouped = codes.reshape(*scales.shape[:-1], codes.shape[-1] // scales.shape[-2])
+    return ((grouped.to(scales.dtype) - 8) * scales[..., :1] + scales[..., 1:]).flatten(-2)
 
 
 def linear_int4_reference(x_TD: Tensor, codes_OD: Tensor, scales_OG: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ def linear_int_mm(x_TD: Tensor, codes_OD: Tensor, scales_O: Tensor) -> Tensor:
 def _linear_onednn(x_TD: Tensor, packed: Tensor, scales_O: Tensor) -> Tensor:
     rows, scales_T = quantise_rows(x_TD)
     # The row's scale is left to us: the operation takes one for all rows.
-    one, zero, plain = 1.0, 0, ("none", [], "")
+    one, zero = 1.0, 0
     sums: Tensor = torch.ops.onednn.qlinear_pointwise(
-        rows, one, zero, packed, scales_O, None, None, one, zero, torch.float32, *plain
+        rows, one, zero, packed, scales_O, None, None, one, zero, torch.float32, "none", [], ""
     )
     return sums.mul_(scales_T[:, None]).to(x_TD.dtype)

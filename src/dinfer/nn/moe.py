@@ -14,7 +14,12 @@ from dinfer.nn.mlp import GatedMLP
 
 
 class Routing(Protocol):
-    """Chooses experts and their weights from the router's logits."""
+    """Chooses experts and their weights from the router's logits; `top` of them for each row."""
+
+    @property
+    def top(self) -> int:
+        """Experts of a row."""
+        ...
 
     def __call__(self, logits_TE: Tensor, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weights [T, K] float32 and expert numbers [T, K]."""
@@ -50,7 +55,7 @@ class GroupedSigmoid:
     def __call__(self, logits_TE: Tensor, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = logits_TE.sigmoid()
         ranked = scores if bias_E is None else scores + bias_E
-        grouped = ranked.unflatten(1, (self.groups, -1))
+        grouped = ranked.view(len(ranked), self.groups, ranked.shape[1] // self.groups)
         group = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
         best = group.topk(self.kept, dim=1).indices
         out = torch.ones_like(group, dtype=torch.bool).scatter(1, best, False)

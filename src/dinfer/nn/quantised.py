@@ -58,6 +58,9 @@ class Codes:
 class _Coded(nn.Module):
     """Codes and scales of a weight until `seal` makes products of them."""
 
+    codes: Tensor | None
+    scales: Tensor | None
+
     def __init__(self, scheme: Scheme, *shape: int) -> None:
         super().__init__()
         self.scheme, self.shape = scheme, shape
@@ -69,11 +72,13 @@ class _Coded(nn.Module):
     @property
     def weight(self) -> Codes:
         """Where the weight is written."""
+        assert self.codes is not None and self.scales is not None, "sealed"
         return Codes(self.scheme, self.codes, self.scales, self.shape)
 
     def seal(self) -> None:
         """Lays the weights out for use, and drops the codes where the layout is another one."""
         codes, scales = self.codes, self.scales
+        assert codes is not None and scales is not None, "sealed"
         self.codes, self.scales = None, None
         many = zip(codes, scales, strict=True) if len(self.shape) == 3 else [(codes, scales)]
         self.products = [self.scheme.product(*each) for each in many]

@@ -44,6 +44,15 @@ class Shape:
         """The mixture of a layer; None where it is dense."""
         return self.mixture if self.mixture and layer >= self.mixture.first else None
 
+    @property
+    def idle_parameters(self) -> int:
+        """Parameters of the experts that a row does not run through."""
+        if self.mixture is None:
+            return 0
+        idle = self.mixture.experts - self.mixture.routing.top
+        layers = max(0, self.layers - self.mixture.first)
+        return layers * idle * 3 * self.hidden * self.mixture.intermediate
+
 
 class Layer(nn.Module):
     """`x += attention(norm x)`, `x += mlp(norm x)`."""
