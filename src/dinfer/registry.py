@@ -17,7 +17,7 @@ from typing import Any
 
 from dinfer.errors import UnknownName
 
-KINDS = ("decoder", "cache", "iteration")
+KINDS = ("decoder", "cache", "iteration", "quant")
 _registered: dict[str, dict[str, type[Any]]] = {kind: {} for kind in KINDS}
 
 

@@ -42,7 +42,8 @@ class Facts:
     block_length: length of the block-causal blocks, counted from position 0; None = full attention.
     eos_ids: every id that ends an answer. context: positions the model was made for.
     iteration, cache, decoder: recommended strategies as spec strings. chat_only: the model knows
-    nothing but conversations, so a plain text prompt is put through its chat template.
+    nothing but conversations, so a plain text prompt is put through its chat template. shift: the
+    logits of row p - shift tell the token at position p (row 0 where there is no such row).
     """
 
     mask_id: int
@@ -53,6 +54,7 @@ class Facts:
     cache: str
     decoder: str
     chat_only: bool = False
+    shift: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dinfer import LLM, SamplingParams
 from dinfer.cli import main
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-COMMANDS = ["generate", "chat", "infill", "eval", "train", "list", "info"]
+COMMANDS = ["generate", "chat", "infill", "eval", "train", "quantize", "list", "info"]
 SPECIAL = {"<|im_end|>": 305, "<|im_start|>": 306, "<|mask|>": 311}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -117,7 +117,7 @@ def test_no_command_shows_the_help(run: Callable) -> None:
 
 def test_list(run: Callable, parsed: Callable) -> None:
     found = parsed("list")
-    assert set(found) == {"model", "family", "decoder", "cache", "iteration"}
+    assert set(found) == {"model", "family", "decoder", "cache", "iteration", "quant"}
     assert {"llada", "sdar"} <= set(found["family"])
     assert {"none", "prefix", "dual", "vicinity", "block"} <= set(found["cache"])
     assert {"fixed", "threshold"} <= set(found["decoder"])
@@ -145,6 +145,33 @@ def test_info(models: dict[str, str], run: Callable, parsed: Callable) -> None:
     assert "length=8" in sdar["iteration"]
     code, out, _ = run("info", models["llada"])
     assert code == 0 and "311" in out
+
+
+def test_info_of_experts_and_of_fewer_bits(parsed: Callable) -> None:
+    found = parsed("info", str(GOLDEN / "llada2_moe"))
+    # Layers 1 and 2 have 16 experts of 3 matrices, of which a row runs through 4.
+    expert = 3 * 64 * 16
+    assert found["parameters"] - found["active_parameters"] == 2 * 12 * expert
+    assert found["mixture"]["routing"]["groups"] == 4
+    memory = found["weights_mib"]
+    assert memory["int8"] < memory["bfloat16"] < memory["float32"]
+
+
+def test_quantize(models: dict[str, str], parsed: Callable, run: Callable, tmp_path: Path) -> None:
+    found = parsed("quantize", models["sdar"], str(tmp_path / "a"))
+    assert set(found) == {"folder", "scheme", "bytes", "seconds"}
+    assert found["bytes"] == (tmp_path / "a" / "model.safetensors").stat().st_size
+    (out,) = LLM(str(tmp_path / "a"), "float32", "cpu", kv_memory=0.01).generate("abc")
+    assert (
+        out.text
+        == LLM(models["sdar"], "float32", "cpu", kv_memory=0.01, quant="int8")
+        .generate("abc")[0]
+        .text
+    )
+    code, out, err = run("quantize", models["sdar"], str(tmp_path / "a"))
+    assert (code, out) == (2, "") and "no empty folder" in err
+    code, out, err = run("quantize", models["sdar"], str(tmp_path / "b"), "--scheme", "int3")
+    assert (code, out) == (2, "") and "int8" in err and not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("family", ["llada", "sdar"])

@@ -2,8 +2,7 @@
 implementations gave.
 """
 
-import json
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,16 +14,14 @@ from dinfer.engine.sequence import Sequence
 from dinfer.request import Request
 from dinfer.step import StepPlan
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = ["llada", "llada_gqa", "sdar"]
+from ..conftest import FAMILIES, GOLDEN, golden_cases, golden_facts
 
 
 def cases(kind: str) -> list:
     return [
         pytest.param(family, case, id=f"{family}-{case['name']}")
         for family in FAMILIES
-        for case in json.loads((GOLDEN / family / "cases.json").read_text())["cases"]
-        if case["kind"] == kind
+        for case in golden_cases(family, kind)
     ]
 
 
@@ -35,13 +32,14 @@ one.
 
 
 def llm(family: str, **facts: object) -> LLM:
+    facts = golden_facts(family) | facts
     return LLM(str(GOLDEN / family), dtype="float32", device="cpu", facts=facts, kv_memory=0.05)
 
 
 @pytest.mark.parametrize(("family", "case"), cases("logits"))
 def test_logits(family: str, case: dict) -> None:
-    block = {"block_length": case["block_length"]} if family == "sdar" else {}
-    model = llm(family, **block)
+    causal = case["attention"].startswith("block_causal")
+    model = llm(family, **({"block_length": case["block_length"]} if causal else {}))
     if "cached_from_input_ids" in case:
         found = cached_logits(model, case)
     else:
@@ -72,63 +70,136 @@ def cached_logits(model: LLM, case: dict) -> torch.Tensor:
     return found
 
 
-def strategies(case: dict) -> dict[str, str]:
-    """Our spec strings for the settings of an official loop."""
-    s, algorithm = case["settings"], case["algorithm"]
-    if algorithm == "sdar_block_diffusion":
-        steps = s["denoising_steps"]
-        decoder = {
-            "low_confidence_static": f"fixed:steps={steps}",
-            "sequential": f"fixed:steps={steps}:ranking=sequential",
-            "low_confidence_dynamic": f"threshold:threshold={s['confidence_threshold']}"
-            f":strict=true:steps={steps}:filtered={str('top_k' in s).lower()}",
-        }[s["remasking_strategy"]]
-        return {"decoder": decoder, "cache": "block"}
-    steps = s["steps"] // (s["gen_length"] // s["block_length"])
-    threshold = s.get("threshold")
-    decoder = f"threshold:threshold={threshold}" if threshold else f"fixed:steps={steps}"
-    cache = next((c for c in ("prefix", "dual") if c in algorithm), "none")
-    return {
-        "decoder": decoder,
+@dataclass(frozen=True)
+class Run:
+    """An official loop in our words. passes: forwards that ours takes; `most` where ours may take
+    fewer, since the official loop also runs passes that change nothing.
+    """
+
+    strategy: dict[str, str]
+    answer: list[int]
+    passes: int
+    stop: int | None = None
+    block: int | None = None
+    most: bool = False
+
+
+def fixed_or_threshold(s: dict, gen: int) -> str:
+    if s.get("threshold"):
+        return f"threshold:threshold={s['threshold']}"
+    return f"fixed:steps={s['steps'] // (gen // s['block_length'])}"
+
+
+def llada_loop(case: dict) -> Run:
+    s, prompt = case["settings"], case["prompt_ids"]
+    cache = next((c for c in ("prefix", "dual") if f"_{c}_" in case["algorithm"]), "none")
+    strategy = {
+        "decoder": fixed_or_threshold(s, s["gen_length"]),
         "cache": cache,
         "iteration": f"blockwise:length={s['block_length']}",
     }
+    answer = case["output_ids"][len(prompt) :]
+    return Run(strategy, answer, case["num_forward_passes"], most=cache != "none")
+
+
+def dream_loop(case: dict) -> Run:
+    run = llada_loop(case | {"settings": case["settings"] | {"gen_length": 32}})
+    lead = run.strategy | {"decoder": run.strategy["decoder"] + ":lead=true"}
+    return replace(run, strategy=lead)
+
+
+def sdar_loop(case: dict) -> Run:
+    """Ours has no prefill, and no pass per block that stores it."""
+    s, prompt, ids = case["settings"], case["prompt_ids"], case["output_ids"]
+    block, steps = s["block_length"], s["denoising_steps"]
+    decoder = {
+        "low_confidence_static": f"fixed:steps={steps}",
+        "sequential": f"fixed:steps={steps}:ranking=sequential",
+        "low_confidence_dynamic": f"threshold:threshold={s['confidence_threshold']}"
+        f":strict=true:steps={steps}:filtered={str('top_k' in s).lower()}",
+    }[s["remasking_strategy"]]
+    blocks = len(ids) // block - len(prompt) // block
+    passes = case["num_forward_passes"] - blocks - (len(prompt) >= block)
+    (stop,) = s["stop_token_ids"] or [None]
+    strategy = {"decoder": decoder, "cache": "block"}
+    return Run(strategy, ids[len(prompt) :], passes, stop, block)
+
+
+def llada2_loop(case: dict) -> Run:
+    """Its passes are the denoising passes alone. A threshold above 1 is one that nothing passes."""
+    s = case["settings"]
+    block = s["block_length"]
+    least, threshold = block // s["steps"], min(s["threshold"], 1.0)
+    strategy = {
+        "decoder": f"threshold:threshold={threshold}:strict=true:least={least}",
+        "cache": "block",
+    }
+    stop = s["eos_id"] if s["eos_id"] in case["output_ids"] else None
+    return Run(strategy, case["output_ids"], case["num_forward_passes"], stop, block)
+
+
+def fast_dllm_v2_loop(case: dict) -> Run:
+    """Its commit passes are ours that open a block with its first position; a prompt's tail runs
+    along with the answer, where the official loop has a prefill before it.
+    """
+    s, prompt, ids = case["settings"], case["prompt_ids"], case["output_ids"]
+    block = s["block_length"]
+    strategy = {
+        "decoder": f"threshold:threshold={s['threshold']}:strict=true",
+        "cache": "subblock" if s["use_block_cache"] else "block",
+        "iteration": f"subblock:block={block}:length={s['small_block_length']}",
+    }
+    prefill = len(prompt) > block and len(prompt) % block != 0
+    stop = s["stop_token"] if s["stop_token"] in ids[len(prompt) :] else None
+    passes = case["num_forward_passes"] - prefill
+    return Run(strategy, ids[len(prompt) :], passes, stop, block)
+
+
+LOOPS = {
+    "llada_low_confidence_fixed_steps": llada_loop,
+    "fastdllm_no_cache_fixed_steps": llada_loop,
+    "fastdllm_no_cache_threshold": llada_loop,
+    "fastdllm_prefix_cache_fixed_steps": llada_loop,
+    "fastdllm_prefix_cache_threshold": llada_loop,
+    "fastdllm_dual_cache_fixed_steps": llada_loop,
+    "fastdllm_dual_cache_threshold": llada_loop,
+    "dream_fastdllm_prefix_cache_threshold": dream_loop,
+    "dream_fastdllm_dual_cache_threshold": dream_loop,
+    "sdar_block_diffusion": sdar_loop,
+    "llada2_block_diffusion": llada2_loop,
+    "fast_dllm_v2_batch_sample": fast_dllm_v2_loop,
+}
+"""Loops whose rule is a strategy of ours; the others need Dream's schedules or LLaDA2.1's edits."""
 
 
 @pytest.mark.parametrize(("family", "case"), cases("generate"))
 def test_reference_decodes(family: str, case: dict) -> None:
-    s = case["settings"]
-    facts = {"block_length": s["block_length"]} if family == "sdar" else {}
-    stop = s.get("stop_token_ids")
-    if stop:
-        facts["eos_ids"] = stop
+    s, prompt = case["settings"], case["prompt_ids"]
+    if case["algorithm"] not in LOOPS:
+        pytest.skip("schedules and edits are later strategies")
     if case["name"] == OVERWRITES:
         pytest.xfail("the official loop overwrites a set token; ours never does")
-    prompt, expected = case["prompt_ids"], case["output_ids"]
+    run = LOOPS[case["algorithm"]](case)
+    facts = {"block_length": run.block} if run.block else {}
+    facts |= {"eos_ids": [run.stop]} if run.stop is not None else {}
+    length = len(run.answer)
+    if run.block:  # official loops decode their last block whole before they cut it
+        length += -(len(prompt) + length) % run.block if family != "fast_dllm_v2" else 0
     params = SamplingParams(
-        max_tokens=len(expected) - len(prompt),
-        ignore_eos=not stop,
-        temperature=s["temperature"],
+        max_tokens=length,
+        ignore_eos=run.stop is None,
+        temperature=s.get("temperature", 0.0),
         top_k=s.get("top_k", 0),
         guidance=s.get("cfg_scale", 0.0),
-        **strategies(case),
+        **run.strategy,
     )
     (out,) = llm(family, **facts).generate(prompt, params)
-    answer = expected[len(prompt) :]
-    if stop:
+    if run.stop is not None:
         assert out.finish_reason == "stop"
-        assert out.token_ids == answer[: answer.index(stop[0])]
-        return
-    assert out.token_ids == answer
-    # An official cached loop runs at least one pass more per block, even one that changes nothing,
-    # and SDAR's adds a prefill and a pass per block that stores it; ours has neither, so its
-    # passes are the denoising passes alone.
-    if family == "sdar":
-        block = s["block_length"]
-        blocks = len(expected) // block - len(prompt) // block
-        prefill = len(prompt) >= block
-        assert out.stats.forward_passes == case["num_forward_passes"] - blocks - prefill
-    else:
+        assert out.token_ids == run.answer[: run.answer.index(run.stop)]
         assert out.stats.forward_passes <= case["num_forward_passes"]
-        if "cache" not in case["algorithm"].replace("no_cache", ""):
-            assert out.stats.forward_passes == case["num_forward_passes"]
+        return
+    assert out.token_ids[: len(run.answer)] == run.answer
+    assert out.stats.forward_passes == run.passes or (
+        run.most and out.stats.forward_passes < run.passes
+    )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from dinfer import LLM
 from dinfer.engine import load as loading
-from dinfer.engine.load import family_of, load
+from dinfer.engine.load import blank, family_of, load
+from dinfer.engine.weights import load_weights, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+from ..conftest import FAMILIES, GOLDEN
+
 IDS = [7, 100, 311, 42, 9, 311, 250, 3]
 
 
@@ -136,7 +139,7 @@ def test_config_that_is_no_json_object(folder: Path, text: str) -> None:
     assert "config.json" in said and str(folder) in said and "JSON" in said
 
 
-@pytest.mark.parametrize("given", [["LLaDAMoEModelLM"], ["LlamaForCausalLM"], [], None, "x", {}, 3])
+@pytest.mark.parametrize("given", [["LLaDAModel"], ["LlamaForCausalLM"], [], None, "x", {}, 3])
 def test_unsupported_family(folder: Path, given: Any) -> None:
     change(folder, architectures=given)
     said = refusal(folder)
@@ -182,6 +185,41 @@ def test_wrong_shape_and_kind(folder: Path) -> None:
     save_file(tensors | {name: torch.zeros(64, 64, dtype=torch.int8)}, folder / "model.safetensors")
     said = refusal(folder)
     assert name in said and "int8" in said
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_damaged_tensor_is_named(family: str, tmp_path: Path) -> None:
+    """Each tensor of each family in turn: renamed, of another shape, of another kind."""
+    config = json.loads((GOLDEN / family / "config.json").read_text())
+    module = family_of(config)
+    shape = module.shape(config)
+    slots = module.slots(shape)
+    targets = places(blank(module, shape, torch.float32), slots)
+    tensors = {
+        name: tensor
+        for file in (GOLDEN / family).glob("model*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
+    assert set(tensors) == set(slots)
+    for name, tensor in tensors.items():
+        others = {other: tensors[other] for other in tensors if other != name}
+        damaged = {
+            f"missing: {name}; unexpected: {name}.old": others | {f"{name}.old": tensor},
+            f"{name} has the shape {[*tensor.shape, 1]}": others | {name: tensor[..., None]},
+            f"{name} holds int8": others | {name: tensor.to(torch.int8)},
+        }
+        for said, file in damaged.items():
+            save_file(file, tmp_path / "model.safetensors")
+            with pytest.raises(CheckpointError, match=re.escape(said)):
+                load_weights(targets, tmp_path)
+
+
+def test_a_checkpoint_under_the_name_of_another_family(tmp_path: Path) -> None:
+    folder = copy_of("dream", tmp_path)
+    change(folder, architectures=["SDARForCausalLM"], block_size=4)
+    said = refusal(folder)
+    assert "model.layers.0.self_attn.q_norm.weight" in said.split("unexpected")[0]
+    assert "model.layers.2.self_attn.v_proj.bias" in said.split("unexpected")[1]
 
 
 @pytest.mark.parametrize("table", [None, [], {"a": 1}])

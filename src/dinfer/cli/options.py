@@ -32,6 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object, for machine
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Draw the canvas as it fills in.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Quant = Annotated[str | None, typer.Option(help="int8 or int4: layers in fewer bits.")]
 Compiled = Annotated[bool, typer.Option("--compile", help="Faster steps, after a slow first one.")]
 Fact = Annotated[
     list[str] | None, typer.Option("--fact", help="Overrides a fact of the model: name=JSON value.")
@@ -47,6 +48,7 @@ class Opening:
     device: Device = "auto"
     fact: Fact = None
     compiled: Compiled = False
+    quant: Quant = None
 
     def open(self, **limits: Any) -> "LLM":
         """The model; `limits` go to LLM."""
@@ -58,6 +60,7 @@ class Opening:
             device=self.device,
             facts=read_facts(self.fact),
             compiled=self.compiled,
+            quant=self.quant,
             **limits,
         )
 

@@ -53,7 +53,7 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     """Facts and sizes of a checkpoint from its config files alone; no weights are read."""
     import torch
 
-    from dinfer.engine.load import DTYPES, facts_of, family_of, locate, read_config
+    from dinfer.engine.load import DTYPES, blank, facts_of, family_of, locate, read_config
     from dinfer.engine.pool import page_bytes
     from dinfer.step import PAGE
 
@@ -62,10 +62,14 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     family = family_of(config)
     shape = family.shape(config)
     known = facts_of(family, folder, config, facts)
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in family.Model(shape).parameters())
+    kinds: dict[str, tuple[torch.dtype, str | None]] = {
+        name: (dtype, None) for name, dtype in DTYPES.items()
+    }
+    kinds |= {scheme: (torch.bfloat16, scheme) for scheme in registry.names("quant")}
+    models = {kind: blank(family, shape, *how) for kind, how in kinds.items()}
+    memory = {kind: round(_bytes(model) / 2**20, 1) for kind, model in models.items()}
+    parameters = sum(p.numel() for p in models["float32"].parameters())
     pages = -(-known.context // PAGE)
-    memory = {kind: round(parameters * dtype.itemsize / 2**20, 1) for kind, dtype in DTYPES.items()}
     request = {
         kind: round(pages * page_bytes(shape, dtype) / 2**20, 2) for kind, dtype in DTYPES.items()
     }
@@ -73,6 +77,7 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         "model": name,
         "family": family.__name__.rpartition(".")[2],
         "parameters": parameters,
+        "active_parameters": parameters - shape.idle_parameters,
         **dataclasses.asdict(shape),
         "mask_id": known.mask_id,
         "eos_ids": sorted(known.eos_ids),
@@ -84,3 +89,8 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         "weights_mib": memory,
         "request_mib_at_full_context": request,
     }
+
+
+def _bytes(model: Any) -> int:
+    """Memory of a model's weights."""
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))

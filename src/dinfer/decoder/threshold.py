@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from dinfer.decoder.fixed import quotas
@@ -21,12 +22,16 @@ class Threshold:
     steps: with more than 0, at least the share of the window that `fixed:steps=...` would commit.
     filtered: confidence is what the token has after temperature, top-k and top-p (SDAR's way), not
     its raw probability.
+    least: at least so many. lead: the first step of a window commits its first position alone, as
+    Fast-dLLM does for models whose logits are shifted.
     """
 
     threshold: float = 0.9
     strict: bool = False
     steps: int = 0
     filtered: bool = False
+    least: int = 1
+    lead: bool = False
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -34,6 +39,8 @@ class Threshold:
             raise RequestError(f"threshold is {self.threshold}; it must lie between 0 and 1.")
         if self.steps < 0:
             raise RequestError(f"threshold steps is {self.steps}; it must be 0 or more.")
+        if self.least < 1:
+            raise RequestError(f"threshold least is {self.least}; it must be 1 or more.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -45,5 +52,11 @@ class Threshold:
         confidence = proposal.filtered_confidence if self.filtered else proposal.confidence
         assert confidence is not None
         sure = confidence > self.threshold if self.strict else confidence >= self.threshold
-        best = ranks(confidence, masked) < quotas(states, self.steps, masked.device)
-        return Commit(masked & (sure | best), proposal.tokens)
+        quota = quotas(states, self.steps, masked.device).clamp(min=self.least)
+        chosen = masked & (sure | (ranks(confidence, masked) < quota))
+        if self.lead:
+            opens = torch.tensor([state.steps == 0 for state in states], device=masked.device)
+            first = torch.zeros_like(masked)
+            first[:, 0] = masked[:, 0] & opens
+            chosen = torch.where(first.any(dim=1, keepdim=True), first, chosen)
+        return Commit(chosen, proposal.tokens)

@@ -80,6 +80,11 @@ class Engine:
             build("decoder", params.decoder or self.facts.decoder),
         )
         strategy.cache.allow(self.facts)
+        if self.facts.shift and "shadow" in strategy.decoder.needs:
+            raise RequestError(
+                f"The decoder {params.decoder!r} judges tokens at their own position, and the logits"
+                " of this model are shifted by one; use another decoder."
+            )
         return strategy
 
     def add(self, request: Request) -> None:
@@ -87,7 +92,8 @@ class Engine:
         if request.id in self._live:
             raise RequestError(f"A request with the id {request.id!r} is already being served.")
         self._check(request)
-        sequence = Sequence(request, self._canvas(request), self.strategy(request.params))
+        strategy = self.strategy(request.params)
+        sequence = Sequence(request, self._canvas(request), strategy, self.facts.shift)
         if sequence.pages_needed > self.pool.pages:
             raise RequestError(
                 f"The request needs {sequence.pages_needed} pages of {PAGE} positions"

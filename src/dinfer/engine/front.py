@@ -23,7 +23,7 @@ class Front:
     float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids,
     block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
     compiled: run the body as one graph (`Graph`): faster steps for seconds to minutes at the first
-    one. Raises DinferError with one clear sentence for anything wrong.
+    one. quant: int8, int4 or int4:group=N stores the layers' weights in fewer bits. Raises DinferError with one clear sentence for anything wrong.
     """
 
     def __init__(
@@ -36,8 +36,11 @@ class Front:
         max_sequences: int = 64,
         max_rows: int = 8192,
         compiled: bool = False,
+        quant: str | None = None,
     ) -> None:
-        self.loaded = model if isinstance(model, Loaded) else load(model, dtype, device, facts)
+        self.loaded = (
+            model if isinstance(model, Loaded) else load(model, dtype, device, facts, quant)
+        )
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
         self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits, compiled)

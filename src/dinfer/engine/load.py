@@ -3,7 +3,6 @@ remote code.
 """
 
 import dataclasses
-import json
 import os
 import typing
 from dataclasses import dataclass
@@ -14,18 +13,19 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from dinfer.engine.weights import load_weights, places, read_json
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
-from dinfer.nn.transformer import Transformer
-from dinfer.nn.weights import Slot
-from dinfer.registry import names, near
+from dinfer.nn import quantised
+from dinfer.nn.transformer import Shape, Transformer
+from dinfer.registry import build, names, near
 from dinfer.step import Facts
 from dinfer.text.chat import ChatTemplate
 from dinfer.text.tokenizer import Tokenizer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+TEXTS = ["*.json", "*.jinja", "merges.txt"]
+WANTED = [*TEXTS, "*.safetensors"]
 _WANTED = {
     "mask_id": "a token id, a whole number",
     "eos_ids": "a list of token ids",
@@ -35,6 +35,7 @@ _WANTED = {
     "cache": "a spec string",
     "decoder": "a spec string",
     "chat_only": "true or false",
+    "shift": "0 or 1",
 }
 
 
@@ -91,19 +92,6 @@ def locate(name: str) -> Path:
             f" ({type(error).__name__}); check the name and the network,"
             " or download it elsewhere and give the folder's path."
         ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if it is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path.name} in {path.parent} cannot be read as JSON: {error}."
-        ) from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path.name} in {path.parent} holds no JSON object.")
-    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -167,79 +155,11 @@ def _fact(key: str, value: Any) -> Any:
         fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     if key in ("block_length", "context") and isinstance(value, int):
         fits = fits and value >= 1
+    if key == "shift":
+        fits = fits and value in (0, 1)
     if not fits:
         raise RequestError(f"The fact {key!r} is {value!r}; it must be {_WANTED[key]}.")
     return value
-
-
-def shards(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file that holds it, from the index or the single file."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        table = read_json(index).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-            raise CheckpointError(
-                f"{index.name} in {folder} holds no weight_map of tensor names to files."
-            )
-        return {name: folder / file for name, file in table.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise CheckpointError(
-            f"{folder} holds no model.safetensors and no model.safetensors.index.json."
-        )
-    with _open(single) as file:
-        return dict.fromkeys(file.keys(), single)
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path.name} in {path.parent} is no readable safetensors file: {error}."
-        ) from error
-
-
-def load_weights(model: Transformer, slots: dict[str, Slot], folder: Path) -> None:
-    """Streams every tensor into its place, one at a time. Names what is missing, unexpected or of
-    a wrong shape.
-    """
-    where = shards(folder)
-    missing, unexpected = sorted(set(slots) - set(where)), sorted(set(where) - set(slots))
-    if missing or unexpected:
-        parts = [f"missing: {', '.join(missing)}"] * bool(missing)
-        parts += [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
-        raise CheckpointError(
-            f"The tensors in {folder} are not those of this family; {'; '.join(parts)}."
-        )
-    places = dict(model.named_parameters())
-    for path in sorted(set(where.values())):
-        with _open(path) as file:
-            for name in (n for n, p in where.items() if p == path):
-                _copy(name, _read(file, name, path), places[slots[name].parameter], slots[name])
-
-
-def _read(file: Any, name: str, path: Path) -> torch.Tensor:
-    try:
-        tensor: torch.Tensor = file.get_tensor(name)
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path.name} in {path.parent} does not hold {name}: {error}."
-        ) from error
-    return tensor
-
-
-def _copy(name: str, tensor: torch.Tensor, parameter: torch.Tensor, slot: Slot) -> None:
-    target = parameter.data if slot.rows is None else parameter.data[slot.rows[0] : slot.rows[1]]
-    if target.shape != tensor.shape:
-        raise CheckpointError(
-            f"{name} has the shape {list(tensor.shape)}; config.json asks for {list(target.shape)}."
-        )
-    if not tensor.is_floating_point():
-        raise CheckpointError(
-            f"{name} holds {tensor.dtype}; only floating-point weights are supported."
-        )
-    target.copy_(tensor)
 
 
 def resolve_dtype(dtype: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
@@ -280,11 +200,57 @@ def resolve_device(device: str) -> torch.device:
     return found
 
 
+def blank(
+    family: ModuleType, shape: Shape, dtype: torch.dtype, quant: str | None = None
+) -> Transformer:
+    """A model without memory (on the meta device); quant: spec of the scheme of its layers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # what must stay in float32 says so itself
+    try:
+        with torch.device("meta"):
+            model: Transformer = family.Model(shape)
+            if quant is not None:
+                quantised.prepare(model.layers, build("quant", quant))
+    finally:
+        torch.set_default_dtype(before)
+    return model
+
+
+def stored_quant(config: dict[str, Any]) -> str | None:
+    """The scheme that a checkpoint is stored in; None = plain weights. Raises CheckpointError for
+    the schemes of others.
+    """
+    given = config.get("quantization_config")
+    if given is None:
+        return None
+    method = given.get("quant_method") if isinstance(given, dict) else given
+    if method != "dinfer":
+        raise CheckpointError(
+            f"config.json says that the weights are quantised by {method!r}; only plain"
+            " floating-point weights and those that `dinfer quantize` wrote are supported."
+        )
+    return str(given.get("scheme"))
+
+
+def _quant(config: dict[str, Any], asked: str | None) -> str | None:
+    stored = stored_quant(config)
+    if stored and asked and build("quant", stored) != build("quant", asked):
+        raise RequestError(
+            f"quant is {asked!r} and this checkpoint is stored as {stored!r}; leave it out, or give"
+            " the unquantised checkpoint."
+        )
+    return asked or stored
+
+
 def load(
-    name: str, dtype: str = "auto", device: str = "auto", facts: dict[str, Any] | None = None
+    name: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    facts: dict[str, Any] | None = None,
+    quant: str | None = None,
 ) -> Loaded:
-    """Loads a model with its facts, tokenizer and chat template. Raises DinferError with one clear
-    sentence.
+    """Loads a model with its facts, tokenizer and chat template; quant: spec of a scheme to store
+    its layers in, one tensor after another. Raises DinferError with one clear sentence.
     """
     folder = locate(name)
     config = read_config(folder)
@@ -293,12 +259,12 @@ def load(
     kind = resolve_dtype(dtype, config, place)
     known = facts_of(family, folder, config, facts or {})
     shape = family.shape(config)
-    with torch.device("meta"):
-        model: Transformer = family.Model(shape)
-    model = model.to(kind).to_empty(device=place)
+    model = blank(family, shape, kind, _quant(config, quant)).to_empty(device=place)
     if shape.tied:
         model.head.weight = model.embedding.weight
-    load_weights(model, family.slots(shape), folder)
+    coded = stored_quant(config) is not None
+    load_weights(places(model, family.slots(shape), coded), folder)
+    quantised.seal(model.layers)
     model.requires_grad_(False).eval()
     if not 0 <= known.mask_id < shape.vocab:
         raise DinferError(

@@ -79,7 +79,7 @@ def _found(
     device, rows, offset = hidden_TD.device, [], 0
     for sequence, positions in zip(batch, asked, strict=True):
         assert sequence.plan is not None
-        rows.append(sequence.plan.find(positions) + offset)
+        rows.append(sequence.plan.find(sequence.sources(positions)) + offset)
         offset += sequence.rows
     mixing = [s.mix > 0 for s in batch]
     held = _held(batch, asked, device)

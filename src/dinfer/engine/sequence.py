@@ -57,6 +57,7 @@ class Sequence:
     request: Request
     canvas: Canvas
     strategy: Strategy
+    shift: int = 0
     cache_state: CacheState = field(default_factory=CacheState)
     window: Window | None = None
     window_state: WindowState | None = None
@@ -104,9 +105,10 @@ class Sequence:
     @property
     def reuses(self) -> bool:
         """Whether its cache policy leaves final rows alone, so that pages with them may be shared.
-        (The second run of a guided request is never that of another text.)
+        (The second run of a guided request is never that of another text; shifted logits need a row
+        of them again.)
         """
-        return self.runs == 1 and getattr(self.strategy.cache, "reuses", False)
+        return self.runs == 1 and not self.shift and getattr(self.strategy.cache, "reuses", False)
 
     @property
     def opening(self) -> npt.NDArray[np.int64]:
@@ -161,7 +163,8 @@ class Sequence:
             self._open(window)
         if self.plan is None:
             canvas = self.canvas
-            self.plan = self.strategy.cache.plan(canvas, window, self.cache_state)
+            plan = self.strategy.cache.plan(canvas, window, self.cache_state)
+            self.plan = self._for_sources(plan, window) if self.shift else plan
             if canvas.block is None and canvas.horizon < len(canvas):
                 self.plan = self.plan.and_last(len(canvas) - 1)
         return True
@@ -195,3 +198,20 @@ class Sequence:
         """Whether the iteration wants to see the proposals of this step."""
         state = self.window_state
         return state is not None and state.steps == 0 and hasattr(self.strategy.iteration, "narrow")
+
+    def sources(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows whose logits tell the tokens at these positions (see `Facts.shift`)."""
+        return np.maximum(positions - self.shift, 0)
+
+    def _for_sources(self, plan: StepPlan, window: Window) -> StepPlan:
+        """The plan with the rows that tell the undecided positions; without what lies behind the
+        block of the window's last source, which no source can see.
+        """
+        sources = self.sources(self.canvas.undecided(window.start, window.stop))
+        last = self.canvas.reach(max(window.stop - self.shift, 1))
+        rows = plan.rows
+        if isinstance(rows, range):
+            rows = range(min(rows.start, int(sources[0])), min(rows.stop, last))
+        else:
+            rows = np.union1d(rows[rows < last], sources)
+        return replace(plan, rows=rows, visible=min(plan.visible, last))

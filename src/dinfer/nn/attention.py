@@ -28,11 +28,17 @@ class SelfAttention(nn.Module):
     """
 
     def __init__(
-        self, size: int, heads: int, kv_heads: int, head_size: int, qk_norm_eps: float | None
+        self,
+        size: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        qk_norm_eps: float | None,
+        qkv_bias: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_size = heads, kv_heads, head_size
-        self.qkv = Linear(size, (heads + 2 * kv_heads) * head_size)
+        self.qkv = Linear(size, (heads + 2 * kv_heads) * head_size, qkv_bias)
         self.out = Linear(heads * head_size, size)
         self.q_norm = RMSNorm(head_size, qk_norm_eps) if qk_norm_eps is not None else nn.Identity()
         self.k_norm = RMSNorm(head_size, qk_norm_eps) if qk_norm_eps is not None else nn.Identity()

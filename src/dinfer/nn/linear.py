@@ -3,17 +3,33 @@
 Drawing weights that are thrown away takes time, and on the meta device it loads torch's compiler.
 """
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from dinfer.kernel.experts import grouped_linear
 
 
 class Linear(nn.Linear):
-    """`x W^T` without bias; the weight is not initialised."""
+    """`x W^T`, plus a bias where asked for; nothing is initialised."""
 
-    def __init__(self, size: int, out: int) -> None:
-        super().__init__(size, out, bias=False)
+    def __init__(self, size: int, out: int, bias: bool = False) -> None:
+        super().__init__(size, out, bias=bias)
 
     def reset_parameters(self) -> None:
         """Nothing: see the module."""
+
+
+class GroupedLinear(nn.Module):
+    """`count` linear maps of one size; each takes its own run of the rows."""
+
+    def __init__(self, count: int, size: int, out: int) -> None:
+        super().__init__()
+        self.count = count
+        self.weight = nn.Parameter(torch.empty(count, out, size))
+
+    def forward(self, x_SD: Tensor, counts_E: Tensor) -> Tensor:
+        """Rows sorted by map, `counts_E[e]` of them for map e."""
+        return grouped_linear(x_SD, self.weight, counts_E)
 
 
 class Embedding(nn.Embedding):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 Rotary = tuple[Tensor, Tensor]
-"""cos and sin of a set of rows, each [T, 1, head_dim], float32."""
+"""cos and sin of a set of rows, each [T, 1, rotated channels], float32."""
 
 
 def rotary_table(positions_T: Tensor, size: int, theta: float) -> Rotary:
@@ -18,10 +18,12 @@ def rotary_table(positions_T: Tensor, size: int, theta: float) -> Rotary:
 
 
 def rotate(x_THd: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates each pair (i, i + d/2) of the heads by its position's angle; computed in float32,
-    x's dtype kept.
+    """Rotates each pair (i, i + n/2) of the first n channels of the heads by its position's angle,
+    where the table has n; computed in float32, x's dtype kept.
     """
     cos, sin = rotary
-    x = x_THd.float()
+    n = cos.shape[-1]
+    x = x_THd[..., :n].float()
     left, right = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-right, left), dim=-1) * sin).to(x_THd.dtype)
+    turned = (x * cos + torch.cat((-right, left), dim=-1) * sin).to(x_THd.dtype)
+    return turned if n == x_THd.shape[-1] else torch.cat((turned, x_THd[..., n:]), dim=-1)

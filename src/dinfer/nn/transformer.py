@@ -9,13 +9,20 @@ from torch import Tensor, nn
 
 from dinfer.nn.attention import Attend, SelfAttention
 from dinfer.nn.linear import Embedding, Linear
+from dinfer.nn.mlp import GatedMLP
+from dinfer.nn.moe import Mixture, MixtureMLP
 from dinfer.nn.norm import RMSNorm
 from dinfer.nn.rope import Rotary, rotary_table
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a stack. `qk_norm`: per-head RMS norm of q and k before the rotary embedding."""
+    """Sizes of a stack.
+
+    qk_norm: per-head RMS norm of q and k before the rotary embedding. qkv_bias: q, k and v have
+    biases. rotary: channels of a head that are rotated; 0 = all. mixture: experts in place of the
+    MLP; None = dense (and `intermediate` is that of the dense layers).
+    """
 
     vocab: int
     hidden: int
@@ -29,34 +36,41 @@ class Shape:
     context: int
     qk_norm: bool = False
     tied: bool = False
+    qkv_bias: bool = False
+    rotary: int = 0
+    mixture: Mixture | None = None
 
+    def mixture_at(self, layer: int) -> Mixture | None:
+        """The mixture of a layer; None where it is dense."""
+        return self.mixture if self.mixture and layer >= self.mixture.first else None
 
-class GatedMLP(nn.Module):
-    """`down(silu(gate x) * up x)` (SwiGLU, arXiv 2002.05202) with gate and up in one product."""
-
-    def __init__(self, size: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_up = Linear(size, 2 * intermediate)
-        self.down = Linear(intermediate, size)
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_TD).chunk(2, dim=-1)
-        out: Tensor = self.down(nn.functional.silu(gate) * up)
-        return out
+    @property
+    def idle_parameters(self) -> int:
+        """Parameters of the experts that a row does not run through."""
+        if self.mixture is None:
+            return 0
+        idle = self.mixture.experts - self.mixture.routing.top
+        layers = max(0, self.layers - self.mixture.first)
+        return layers * idle * 3 * self.hidden * self.mixture.intermediate
 
 
 class Layer(nn.Module):
     """`x += attention(norm x)`, `x += mlp(norm x)`."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, number: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
         eps = shape.norm_eps if shape.qk_norm else None
         self.attention = SelfAttention(
-            shape.hidden, shape.heads, shape.kv_heads, shape.head_size, eps
+            shape.hidden, shape.heads, shape.kv_heads, shape.head_size, eps, shape.qkv_bias
         )
         self.mlp_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.mlp = GatedMLP(shape.hidden, shape.intermediate)
+        mixture = shape.mixture_at(number)
+        self.mlp = (
+            MixtureMLP(shape.hidden, mixture)
+            if mixture
+            else GatedMLP(shape.hidden, shape.intermediate)
+        )
 
     def forward(self, x_TD: Tensor, rotary: Rotary, layer: int, attend: Attend) -> Tensor:
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), rotary, layer, attend)
@@ -73,7 +87,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape = shape
         self.embedding = Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, i) for i in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = Linear(shape.hidden, shape.vocab)
         if shape.tied:
@@ -85,7 +99,8 @@ class Transformer(nn.Module):
         return rows
 
     def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        rotary = rotary_table(positions_T, self.shape.head_size, self.shape.rope_theta)
+        channels = self.shape.rotary or self.shape.head_size
+        rotary = rotary_table(positions_T, channels, self.shape.rope_theta)
         for number, layer in enumerate(self.layers):
             x_TD = layer(x_TD, rotary, number, attend)
         out: Tensor = self.norm(x_TD)

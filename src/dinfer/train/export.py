@@ -19,9 +19,7 @@ def read_export(folder: Path, family: ModuleType, model: Transformer) -> None:
     """Weights of an exported folder, back into a model of the same sizes."""
     tensors, parameters = load_file(folder / "model.safetensors"), dict(model.named_parameters())
     for name, slot in family.slots(model.shape).items():
-        parameter = parameters[slot.parameter]
-        part = parameter if slot.rows is None else parameter[slot.rows[0] : slot.rows[1]]
-        part.copy_(tensors[name])
+        slot.of(parameters[slot.parameter]).copy_(tensors[name])
 
 
 def export(

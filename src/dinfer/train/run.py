@@ -16,8 +16,9 @@ from torch import Tensor
 
 from dinfer.errors import DinferError, UnknownName
 from dinfer.nn import rope
+from dinfer.nn.mlp import GatedMLP
 from dinfer.nn.norm import RMSNorm
-from dinfer.nn.transformer import GatedMLP, Transformer
+from dinfer.nn.transformer import Transformer
 from dinfer.registry import near
 from dinfer.train.card import card
 from dinfer.train.corpus import Ids, draws, encode, make_tokenizer

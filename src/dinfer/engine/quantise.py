@@ -1,0 +1,69 @@
+"""Rewrites a checkpoint with its layers' weights as codes, file by file, so that it loads quickly.
+
+The tensors keep their official names; the scales of NAME are NAME_scale.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from dinfer.engine.load import TEXTS, blank, family_of, locate, read_config, stored_quant
+from dinfer.engine.weights import checked, places, tensors
+from dinfer.errors import RequestError
+from dinfer.nn.quantised import Codes
+
+INDEX = "model.safetensors.index.json"
+
+
+def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int]]:
+    """Writes the checkpoint `source` to the folder `target` in the scheme of a spec string.
+
+    Yields each file of weights when it is written, with its size in bytes; at most one of them is
+    in memory. config.json comes last: a folder without it is no checkpoint.
+    """
+    folder = locate(source)
+    config = read_config(folder)
+    if stored_quant(config) is not None:
+        raise RequestError(f"{source!r} is quantised already; give the original checkpoint.")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RequestError(f"{target} exists and is no empty folder; give another one.")
+    family = family_of(config)
+    shape = family.shape(config)
+    parts = places(blank(family, shape, torch.bfloat16, scheme), family.slots(shape))
+    files = checked(parts, folder)
+    target.mkdir(parents=True, exist_ok=True)
+    table: dict[str, str] = {}
+    for path, names in files.items():
+        written: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors(path, names):
+            part = parts[name]
+            if isinstance(part, Codes):
+                written[name], written[f"{name}_scale"] = part.scheme.quantise(tensor)
+            else:
+                written[name] = tensor
+        save_file(written, target / path.name, metadata={"format": "pt"})
+        table |= dict.fromkeys(written, path.name)
+        yield target / path.name, (target / path.name).stat().st_size
+    _write_texts(folder, target, config, table, scheme)
+
+
+def _write_texts(
+    folder: Path, target: Path, config: dict[str, Any], table: dict[str, str], scheme: str
+) -> None:
+    for pattern in TEXTS:
+        for path in folder.glob(pattern):
+            if path.name not in ("config.json", INDEX):
+                shutil.copyfile(path, target / path.name)
+    if (folder / INDEX).is_file():
+        _write(target / INDEX, {"metadata": {}, "weight_map": table})
+    method = {"quant_method": "dinfer", "scheme": scheme}
+    _write(target / "config.json", config | {"quantization_config": method})
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

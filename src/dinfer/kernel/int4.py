@@ -1,0 +1,66 @@
+"""Products with 4-bit weights: groups of neighbours on a row share a scale and a zero.
+
+T rows, D in, O out, G groups of a row. `w = (code - 8) * scale + zero`, codes 0..15, two a byte,
+the earlier one in the low half; scales [O, G, 2] (bfloat16) hold scale and zero.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+"""`x [T, D] -> [T, O]` in x's dtype."""
+
+
+def quantise_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Codes [..., D/2] (uint8) and scales [..., D/group, 2]: the range of each group is cut into 15
+    equal steps.
+    """
+    grouped = x.float().reshape(*x.shape[:-1], x.shape[-1] // group, group)
+    low, high = grouped.amin(dim=-1), grouped.amax(dim=-1)
+    # The codes are made for the scales as they are stored, rounded to bfloat16.
+    scale = ((high - low).clamp(min=1e-20) / 15).bfloat16()
+    zero = (low + 8 * scale.float()).bfloat16()
+    steps = (grouped - zero.float()[..., None]) / scale.float()[..., None] + 8
+    codes = steps.round().clamp(0, 15).to(torch.uint8).flatten(-2)
+    packed = codes[..., 0::2] | codes[..., 1::2] << 4
+    return packed, torch.stack((scale, zero), dim=-1)
+
+
+def codes_of(packed: Tensor) -> Tensor:
+    """Codes [..., D] (uint8) of packed ones."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def dequantise_groups(packed: Tensor, scales: Tensor) -> Tensor:
+    """Weights [..., D] in the dtype of the scales."""
+    codes = codes_of(packed)
+    grouped = codes.reshape(*scales.shape[:-1], codes.shape[-1] // scales.shape[-2])
+    return ((grouped.to(scales.dtype) - 8) * scales[..., :1] + scales[..., 1:]).flatten(-2)
+
+
+def linear_int4_reference(x_TD: Tensor, codes_OD: Tensor, scales_OG: Tensor) -> Tensor:
+    """The product with the weights written out."""
+    weight = dequantise_groups(codes_OD, scales_OG.float())
+    return (x_TD.float() @ weight.t()).to(x_TD.dtype)
+
+
+def int4_product(codes_OD: Tensor, scales_OG: Tensor) -> Product:
+    """The fastest form there is for the weights' device; it keeps a copy of its own where it needs
+    another layout, so the caller may drop the codes.
+    """
+    size, groups = codes_OD.shape[1] * 2, scales_OG.shape[1]
+    if codes_OD.is_cuda or len(codes_OD) % 16 or size // groups not in (32, 64, 128, 256):
+        return partial(linear_int4_reference, codes_OD=codes_OD, scales_OG=scales_OG)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_of(codes_OD).int(), 1)
+    laid = scales_OG.transpose(0, 1).contiguous()
+    return partial(_linear_packed, packed=packed, scales_GO=laid, group=size // groups)
+
+
+def _linear_packed(x_TD: Tensor, packed: Tensor, scales_GO: Tensor, group: int) -> Tensor:
+    out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        x_TD.contiguous(), packed, group, scales_GO.to(x_TD.dtype)
+    )
+    return out

@@ -1,0 +1,69 @@
+"""Products with int8 weights and rows: both are quantised symmetrically, one scale each per row.
+
+T rows, D in, O out. `y = (q_x q_w^T) * scale_x * scale_w`, sums exact in 32-bit integers.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+"""`x [T, D] -> [T, O]` in x's dtype."""
+_LEAST_ROWS = 32
+"""CUDA's integer product takes more than 16 rows, in whole tiles."""
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in -127..127 (int8, x's shape) and scales (float32, without the last axis)."""
+    wide = x.float()
+    # A row of zeros keeps a scale that can be divided by.
+    scales = wide.abs().amax(dim=-1).clamp(min=1e-30) / 127
+    return (wide / scales[..., None]).round().to(torch.int8), scales
+
+
+def linear_int8_reference(x_TD: Tensor, codes_OD: Tensor, scales_O: Tensor) -> Tensor:
+    """The formula of the module, as it stands."""
+    rows, scales_T = quantise_rows(x_TD)
+    sums = rows.double() @ codes_OD.double().t()
+    return (sums * scales_T[:, None] * scales_O).to(x_TD.dtype)
+
+
+def int8_product(codes_OD: Tensor, scales_O: Tensor) -> Product:
+    """The fastest form there is for the weights' device and this machine; it keeps a copy of its
+    own where it needs another layout, so the caller may drop the codes.
+    """
+    if codes_OD.is_cuda:
+        whole = all(size % 8 == 0 for size in codes_OD.shape)
+        return partial(linear_int_mm if whole else linear_int8_reference, codes_OD=codes_OD,
+                       scales_O=scales_O)  # fmt: skip
+    if has_int8_instructions():
+        packed = torch.ops.onednn.qlinear_prepack(codes_OD, None)
+        return partial(_linear_onednn, packed=packed, scales_O=scales_O)
+    return partial(linear_int_mm, codes_OD=codes_OD, scales_O=scales_O)
+
+
+def has_int8_instructions() -> bool:
+    """Whether this CPU multiplies int8 pairs into 32 bits; without, oneDNN's sums may saturate."""
+    known = torch.cpu.get_capabilities()
+    return any(known.get(name, False) for name in ("amx_int8", "avx512_vnni", "avx_vnni"))
+
+
+def linear_int_mm(x_TD: Tensor, codes_OD: Tensor, scales_O: Tensor) -> Tensor:
+    """Through torch's own integer product: any CPU, and CUDA with sizes in multiples of 8."""
+    rows, scales_T = quantise_rows(x_TD)
+    missing = -len(rows) % _LEAST_ROWS if rows.is_cuda else 0
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    sums = torch._int_mm(padded, codes_OD.t())[: len(rows)]
+    return (sums.float() * scales_T[:, None] * scales_O).to(x_TD.dtype)
+
+
+def _linear_onednn(x_TD: Tensor, packed: Tensor, scales_O: Tensor) -> Tensor:
+    rows, scales_T = quantise_rows(x_TD)
+    # The row's scale is left to us: the operation takes one for all rows.
+    one, zero = 1.0, 0
+    sums: Tensor = torch.ops.onednn.qlinear_pointwise(
+        rows, one, zero, packed, scales_O, None, None, one, zero, torch.float32, "none", [], ""
+    )
+    return sums.mul_(scales_T[:, None]).to(x_TD.dtype)

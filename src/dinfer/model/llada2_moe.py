@@ -1,0 +1,82 @@
+"""LLaDA2.0 and 2.1 (mini, flash, CAP): block-causal, experts chosen by a biased grouped sigmoid
+(arXiv 2512.15745).
+"""
+
+from typing import Any
+
+from dinfer.config import ids, number, refuse, whole
+from dinfer.nn.layout import EXPERTS, MLP, NORMS, shape_of, slots_of
+from dinfer.nn.moe import GroupedSigmoid, Mixture
+from dinfer.nn.transformer import Shape, Transformer
+from dinfer.nn.weights import Slot
+from dinfer.step import Facts
+
+ARCHITECTURES = ("LLaDA2MoeModelLM",)
+Model = Transformer
+
+
+def shape(config: dict[str, Any]) -> Shape:
+    """Sizes from config.json; the rotary embedding turns only a part of each head's channels."""
+    expected = {
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "use_qk_norm": True,
+        "use_rmsnorm": True,
+        "score_function": "sigmoid",
+        "norm_topk_prob": True,
+        "norm_head": False,
+    }
+    refuse(config, expected)
+    hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
+    head_size = whole(config, "head_dim", hidden // heads)
+    wide, groups = whole(config, "moe_intermediate_size"), whole(config, "n_group", 1)
+    mixture = Mixture(
+        experts=whole(config, "num_experts"),
+        intermediate=wide,
+        routing=GroupedSigmoid(
+            top=whole(config, "num_experts_per_tok"),
+            groups=groups,
+            kept=whole(config, "topk_group", groups),
+            scale=number(config, "routed_scaling_factor", 1.0),
+        ),
+        first=int(number(config, "first_k_dense_replace", 0)),
+        shared=int(number(config, "num_shared_experts", 0)) * wide,
+        biased=bool(config.get("moe_router_enable_expert_bias", False)),
+    )
+    rotary = int(head_size * number(config, "partial_rotary_factor", 1.0))
+    return shape_of(
+        config, qk_norm=True, rotary=whole(config, "rotary_dim", rotary), mixture=mixture
+    )
+
+
+def facts(config: dict[str, Any]) -> Facts:
+    """Block length and mask id are those of the released code and tokenizer; config.json holds
+    neither.
+    """
+    block = whole(config, "block_length", 32)
+    return Facts(
+        mask_id=config.get("mask_token_id", 156895),
+        eos_ids=ids(config, "eos_token_id", 156892),
+        block_length=block,
+        context=whole(config, "max_position_embeddings"),
+        iteration=f"blockwise:length={block}:aligned=true",
+        cache="block",
+        decoder="threshold:threshold=0.95:strict=true",
+    )
+
+
+_ATTENTION = {
+    "qkv": "attention.query_key_value.weight",
+    "out": "attention.dense.weight",
+    "q_norm": "attention.query_layernorm.weight",
+    "k_norm": "attention.key_layernorm.weight",
+}
+_SHARED = {f"shared_{x}": f"mlp.shared_experts.{x}_proj.weight" for x in ("gate", "up", "down")}
+
+
+def slots(shape: Shape) -> dict[str, Slot]:
+    """Official tensor names; q, k and v lie in one tensor."""
+    layer = _ATTENTION | NORMS | MLP | EXPERTS | _SHARED
+    if shape.mixture and shape.mixture.biased:
+        layer["router_bias"] = "mlp.gate.expert_bias"
+    return slots_of(shape, layer, "model.word_embeddings.weight")

@@ -1,0 +1,135 @@
+"""Linear layers whose weights are codes and scales. How they are made is a scheme's matter.
+
+The rows of a weight are quantised one by one, so the pieces of a fused weight can be written as
+they come from the file.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dinfer.kernel.experts import active
+from dinfer.nn.linear import GroupedLinear, Linear
+
+
+class Scheme(Protocol):
+    """A way to store weights in fewer bits; see `quant/`."""
+
+    def fits(self, size: int) -> bool:
+        """Whether weights with rows of this size can be stored so."""
+        ...
+
+    def empty(self, *shape: int) -> tuple[Tensor, Tensor]:
+        """Room for the codes and scales of a weight of this shape."""
+        ...
+
+    def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and scales of a weight."""
+        ...
+
+    def product(self, codes: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
+        """`x -> x W^T` for one weight [O, D]."""
+        ...
+
+
+class Codes:
+    """A weight, or a part of one, that is stored as codes; `copy_` quantises into it."""
+
+    def __init__(
+        self, scheme: Scheme, codes: Tensor, scales: Tensor, shape: tuple[int, ...]
+    ) -> None:
+        self.scheme, self.codes, self.scales = scheme, codes, scales
+        self.shape = torch.Size(shape)
+
+    def __getitem__(self, place: int | slice) -> "Codes":
+        codes = self.codes[place]
+        shape = (*codes.shape[:-1], self.shape[-1])
+        return Codes(self.scheme, codes, self.scales[place], shape)
+
+    def copy_(self, weight: Tensor) -> None:
+        """Quantises a weight of this shape; on the device where the codes lie."""
+        codes, scales = self.scheme.quantise(weight.to(self.codes.device))
+        self.codes.copy_(codes)
+        self.scales.copy_(scales)
+
+
+class _Coded(nn.Module):
+    """Codes and scales of a weight until `seal` makes products of them."""
+
+    codes: Tensor | None
+    scales: Tensor | None
+
+    def __init__(self, scheme: Scheme, *shape: int) -> None:
+        super().__init__()
+        self.scheme, self.shape = scheme, shape
+        codes, scales = scheme.empty(*shape)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+        self.products: list[Callable[[Tensor], Tensor]] = []
+
+    @property
+    def weight(self) -> Codes:
+        """Where the weight is written."""
+        assert self.codes is not None and self.scales is not None, "sealed"
+        return Codes(self.scheme, self.codes, self.scales, self.shape)
+
+    def seal(self) -> None:
+        """Lays the weights out for use, and drops the codes where the layout is another one."""
+        codes, scales = self.codes, self.scales
+        assert codes is not None and scales is not None, "sealed"
+        self.codes, self.scales = None, None
+        many = zip(codes, scales, strict=True) if len(self.shape) == 3 else [(codes, scales)]
+        self.products = [self.scheme.product(*each) for each in many]
+
+
+class CodedLinear(_Coded):
+    """As `Linear`."""
+
+    def __init__(self, scheme: Scheme, size: int, out: int, bias: bool) -> None:
+        super().__init__(scheme, out, size)
+        self.bias = nn.Parameter(torch.empty(out)) if bias else None
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        out = self.products[0](x_TD)
+        return out if self.bias is None else out + self.bias
+
+
+class CodedGroupedLinear(_Coded):
+    """As `GroupedLinear`."""
+
+    def __init__(self, scheme: Scheme, count: int, size: int, out: int) -> None:
+        super().__init__(scheme, count, out, size)
+        self.count = count
+
+    def forward(self, x_SD: Tensor, counts_E: Tensor) -> Tensor:
+        parts = [self.products[expert](x_SD[rows]) for expert, rows in active(counts_E)]
+        return torch.cat(parts) if parts else x_SD.new_empty(0, self.shape[1])
+
+
+def prepare(layers: nn.Module, scheme: Scheme) -> None:
+    """Puts coded layers in the place of the linear ones, as far as the scheme fits their size.
+
+    To be called before weights are loaded. Routers and norms are no linear layers and stay, and so
+    do the embedding and the head, which are not among a stack's layers.
+    """
+    for owner in list(layers.modules()):
+        for name, child in owner.named_children():
+            if isinstance(child, Linear) and scheme.fits(child.in_features):
+                coded: nn.Module = CodedLinear(
+                    scheme, child.in_features, child.out_features, child.bias is not None
+                )
+            elif isinstance(child, GroupedLinear) and scheme.fits(child.weight.shape[2]):
+                count, out, size = child.weight.shape
+                coded = CodedGroupedLinear(scheme, count, size, out)
+            else:
+                continue
+            setattr(owner, name, coded)
+
+
+def seal(layers: nn.Module) -> None:
+    """Makes every coded layer ready for use, one after the other."""
+    for layer in layers.modules():
+        if isinstance(layer, _Coded):
+            layer.seal()
