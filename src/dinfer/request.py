@@ -78,7 +78,9 @@ class Request:
 
     answer: the first position of the answer (0 for infilling without a prompt). stops: whether an
     end-of-text token ends the answer (not where fixed text follows the blanks). seed: the
-    request's own, already told apart for n > 1. forbidden: ids that may not be chosen.
+    request's own, already told apart for n > 1. forbidden: ids that may not be chosen. end: where
+    the answer ends at the latest; fixed text behind it is seen by the model and not given out
+    (None = the canvas's end).
     """
 
     id: str
@@ -88,6 +90,7 @@ class Request:
     stops: bool = True
     seed: int = 0
     forbidden: frozenset[int] = frozenset()
+    end: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,11 @@ class EngineThread:
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step."""
         self._commands.put(lambda: self._tell(self._engine.abort(request_id)))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still takes requests."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stops the thread after the step it is in."""
@@ -99,9 +104,14 @@ class AsyncLLM:
         self.loaded = load(model, dtype, device, facts)
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
         self.prompts = Prompts(self.loaded)
-        self._thread = EngineThread(
-            Engine(self.loaded.model, self.loaded.facts, self.loaded.tokenizer, limits)
-        )
+        self.engine = Engine(self.loaded.model, self.loaded.facts, self.loaded.tokenizer, limits)
+        """For its figures and `check`; everything else is the engine thread's."""
+        self._thread = EngineThread(self.engine)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.alive
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -124,8 +134,8 @@ class AsyncLLM:
         """Answers to a conversation, `params.n` of them."""
         return await self.generate(self.prompts.chat(messages, **variables), params)
 
-    async def serve(self, request: Request) -> AsyncIterator[Event]:
-        """Events of a prepared request."""
+    async def serve(self, *requests: Request) -> AsyncGenerator[Event]:
+        """Events of prepared requests as they come; leaving early frees those that still run."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
 
@@ -134,17 +144,20 @@ class AsyncLLM:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self._thread.submit(request, listener)
+        for request in requests:
+            self._thread.submit(request, listener)
+        left = {request.id for request in requests}
         try:
-            while True:
+            while left:
                 event = await events.get()
                 if isinstance(event, BaseException):
                     raise event
-                yield event
                 if isinstance(event, TextEvent) and event.output is not None:
-                    return
+                    left.discard(event.id)
+                yield event
         finally:
-            self._thread.abort(request.id)
+            for request_id in left:
+                self._thread.abort(request_id)
 
     def close(self) -> None:
         """Stops the engine's thread."""
