@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from dinfer.cli import measure, show, write
+from dinfer.cli import measure, serve, show, write
 from dinfer.errors import DinferError
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _module in (write, measure, show):
+for _module in (write, serve, measure, show):
     _module.add_to(app)
 
 

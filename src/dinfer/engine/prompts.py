@@ -85,7 +85,10 @@ class Prompts:
         is itself.
         """
         others = range(1, request.params.n)
-        return [request, *(replace(request, id=self._id(), seed=_apart(request, i)) for i in others)]
+        return [
+            request,
+            *(replace(request, id=self._id(), seed=_apart(request, i)) for i in others),
+        ]
 
     def holes(self, text: str) -> Holes:
         """Splits a text at its `[BLANK:n]` marks (n tokens each)."""
