@@ -89,6 +89,8 @@ class Form:
         return self.chunk([], canvas=found.model_dump())
 
     def word(self, token: int) -> str:
-        """Text of one token; of a part of a character, U+FFFD."""
-        tokenizer = self.llm.loaded.tokenizer
-        return tokenizer.decode([token], skip_special=False) if tokenizer else ""
+        """Text of one token: of a part of a character U+FFFD, of a mask (a token taken back) none."""
+        loaded = self.llm.loaded
+        if loaded.tokenizer is None or token == loaded.facts.mask_id:
+            return ""
+        return loaded.tokenizer.decode([token], skip_special=False)
