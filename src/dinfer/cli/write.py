@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,7 +70,16 @@ def generate(
 
 
 def chat(
-    model: o.Model = o.DEFAULT_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="As in generate; of a server, the name it serves."),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="Talk to this server instead, http://HOST:PORT.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="DINFER_API_KEY", help="The server's key, if it has any.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: o.MaxTokens = 128,
     temperature: o.Temperature = 0.0,
@@ -80,21 +91,46 @@ def chat(
     device: o.Device = "auto",
 ) -> None:
     """A conversation, a line a turn; an empty line or end of input leaves it."""
-    llm = o.open_model(model, dtype, device, None)
     messages = [{"role": "system", "content": system}] if system else []
     params = SamplingParams(
         max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
     )
-    llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not after a line
+    if server is None:
+        llm = o.open_model(model or o.DEFAULT_MODEL, dtype, device, None)
+        llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not later
+        answers = partial(_answer, llm, params)
+    else:
+        answers = partial(_remote_answer, server, api_key, model, params)
     while line := _ask():
         messages.append({"role": "user", "content": line})
         answer = ""
-        for event in llm.stream(llm.prompts.chat(messages), params):
-            if isinstance(event, TextEvent):
-                answer += event.text
-                typer.echo(event.text, nl=False)
+        for piece in answers(messages):
+            answer += piece
+            typer.echo(piece, nl=False)
         typer.echo()
         messages.append({"role": "assistant", "content": answer})
+
+
+def _answer(
+    llm: "LLM", params: SamplingParams, messages: list[dict[str, str]]
+) -> Iterator[str]:
+    for event in llm.stream(llm.prompts.chat(messages), params):
+        if isinstance(event, TextEvent):
+            yield event.text
+
+
+def _remote_answer(
+    server: str,
+    key: str | None,
+    model: str | None,
+    params: SamplingParams,
+    messages: list[dict[str, str]],
+) -> Iterator[str]:
+    from dinfer.cli import remote
+
+    names = ("max_tokens", "temperature", "seed", "decoder", "cache", "iteration")
+    fields = {name: getattr(params, name) for name in names}
+    return remote.chat(server, key, {"model": model, "messages": messages, **fields})
 
 
 def infill(
