@@ -5,12 +5,9 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import pytest
-
-pytest.importorskip("fastapi")
-
 import httpx2
 import openai
+import pytest
 from fastapi import FastAPI
 
 from dinfer import LLM, AsyncLLM

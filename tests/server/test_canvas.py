@@ -1,4 +1,4 @@
-"""What a canvas adds to the protocol: provisional events, holes, pins, and the tokens themselves."""
+"""What a canvas adds to the protocol: provisional events, holes, pins, tokens."""
 
 import itertools
 import json
@@ -26,9 +26,7 @@ def test_canvas_events_are_the_engines(app: FastAPI, offline: dict[str, LLM]) ->
     params = SamplingParams(max_tokens=64)
     events = [e for e in offline["tiny-sdar"].stream(PROBLEM, params) if isinstance(e, CanvasEvent)]
     options = {"include_canvas": True, "include_usage": True}
-    found = stream(
-        app, "/v1/completions", prompt=PROBLEM, max_tokens=64, stream_options=options
-    )
+    found = stream(app, "/v1/completions", prompt=PROBLEM, max_tokens=64, stream_options=options)
     blank, *steps = [chunk["canvas"] for chunk in found if "canvas" in chunk]
     assert (blank["step"], blank["length"], blank["positions"]) == (0, 64, [])
     assert [c["step"] for c in steps] == [e.step for e in events]
@@ -60,7 +58,7 @@ def test_text_is_only_what_the_canvas_has_settled(app: FastAPI) -> None:
             )
             continue
         text += chunk["choices"][0]["text"]
-        run = itertools.takewhile(lambda place: place in canvas, itertools.count())
+        run = itertools.takewhile(canvas.__contains__, itertools.count())
         assert "".join(canvas[place] for place in run).startswith(text)
     assert text == ANSWER
 

@@ -36,7 +36,14 @@ def test_api_keys(make_app: Callable[..., FastAPI]) -> None:
 
     async def main() -> dict[str, int]:
         asked = {}
-        for header in ("Bearer first", "bearer second", "Bearer third", "Bearer", "first", "Bearer é"):
+        for header in (
+            "Bearer first",
+            "bearer second",
+            "Bearer third",
+            "Bearer",
+            "first",
+            "Bearer é",
+        ):
             async with http(app) as one:
                 answer = await one.get(
                     "/v1/models", headers=[(b"authorization", header.encode("latin-1"))]
@@ -56,7 +63,6 @@ def test_api_keys(make_app: Callable[..., FastAPI]) -> None:
     found = go(main())
     assert [status == 200 for status in found.values()] == [True, True, False, False, False, False]
     assert "first" not in repr(app.state.site.settings)
-
 
     async def listed() -> list[Any]:
         return (await client(app, "second").models.list()).data

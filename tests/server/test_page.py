@@ -1,5 +1,5 @@
-"""The page in a real browser: by clicking and by keys alone. Skipped where Debian's Chromium and its
-driver are not installed.
+"""The page in a real browser, by clicking and by keys alone. Skipped where Debian's Chromium and
+its driver are not installed.
 """
 
 import shutil
@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("selenium")
-
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By

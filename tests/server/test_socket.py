@@ -128,7 +128,9 @@ def test_sigterm_under_load(serve: Callable[..., Served], drain: int) -> None:
     begun, texts = threading.Semaphore(0), [""] * 8
 
     def ask(number: int) -> None:
-        with httpx2.stream("POST", f"{served.url}/v1/completions", json=body, timeout=200) as answer:
+        with httpx2.stream(
+            "POST", f"{served.url}/v1/completions", json=body, timeout=200
+        ) as answer:
             for text in answer.iter_text():
                 if not texts[number]:
                     begun.release()

@@ -13,7 +13,6 @@ from rich.table import Table
 from dinfer.cli import options as o
 from dinfer.errors import UnknownName
 from dinfer.registry import near
-from dinfer.request import SamplingParams
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,51 +21,38 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: dinfer train tiny-sdar --out runs/tiny-sdar")(train)
 
 
+@o.grouped
 def evaluate(
+    opening: o.Opening,
+    sampling: o.Sampling,
     task: Annotated[str, typer.Option(help="math or brief.")] = "math",
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
     num: Annotated[int, typer.Option(min=1, help="Problems.")] = 500,
-    model: o.Model = o.DEFAULT_MODEL,
     max_tokens: o.MaxTokens = 160,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 32,
     single: Annotated[
         int, typer.Option(min=0, help="Also time this many problems one at a time.")
     ] = 20,
-    temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
     as_json: o.Json = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
 ) -> None:
     """Accuracy and cost on held-out problems of a bundled task."""
-    from dinfer.engine.llm import LLM
     from dinfer.eval.tasks import evaluate as run
     from dinfer.train.corpus import SPLITS, TASKS
 
     for kind, given, known in (("task", task, TASKS), ("split", split, SPLITS)):
         if given not in known:
             raise UnknownName(f"Unknown {kind} {given!r}.{near(given, list(known))}")
-    params = SamplingParams(
-        max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
-    )
-    llm = LLM(model, dtype=dtype, device=device, max_sequences=concurrency)
+    params = sampling.params(max_tokens=max_tokens)
+    llm = opening.open(max_sequences=concurrency)
     with _progress(wanted=not as_json) as progress:
         bar = progress.add_task(f"{task} {split}", total=num)
-        score = run(
-            llm,
-            task,
-            split,
-            num,
-            params,
-            seed,
-            single,
-            lambda done: progress.update(bar, completed=done),
-        )
+
+        def done(count: int) -> None:
+            progress.update(bar, completed=count)
+
+        score = run(llm, task, split, num, params, sampling.seed, single, done)
     found: dict[str, Any] = {
-        "model": model,
+        "model": opening.model,
         "concurrency": concurrency,
         **dataclasses.asdict(score),
     }

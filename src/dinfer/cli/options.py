@@ -1,11 +1,16 @@
 """Options that several commands share."""
 
+import functools
+import inspect
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from dinfer.errors import RequestError
+from dinfer.request import SamplingParams
 
 if TYPE_CHECKING:
     from dinfer.engine.llm import LLM
@@ -32,11 +37,63 @@ Fact = Annotated[
 ]
 
 
-def open_model(model: str, dtype: str, device: str, facts: list[str] | None) -> "LLM":
-    """The model of the shared options."""
-    from dinfer.engine.llm import LLM
+@dataclass(frozen=True)
+class Opening:
+    """Options of every command that opens a model."""
 
-    return LLM(model, dtype=dtype, device=device, facts=read_facts(facts))
+    model: Model = DEFAULT_MODEL
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    fact: Fact = None
+
+    def open(self, **limits: Any) -> "LLM":
+        """The model; `limits` go to LLM."""
+        from dinfer.engine.llm import LLM
+
+        return LLM(
+            self.model, dtype=self.dtype, device=self.device, facts=read_facts(self.fact), **limits
+        )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of every command that fills a canvas."""
+
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    seed: Seed = 0
+    decoder: Decoder = None
+    cache: Cache = None
+    iteration: Iteration = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """With `more` fields, such as max_tokens."""
+        return SamplingParams(**vars(self), **more)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters of type Opening or Sampling appear as their options, each by
+    itself.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if hint in (Opening, Sampling)}
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        group = groups.get(parameter.name)
+        for part in inspect.signature(group).parameters.values() if group else [parameter]:
+            hint = get_type_hints(group or command, include_extras=True)[part.name]
+            parameters.append(part.replace(annotation=hint, kind=part.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def flat(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{f.name: given.pop(f.name) for f in fields(group)})
+        command(**given)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {part.name: part.annotation for part in parameters}
+    return flat
 
 
 def read_facts(facts: list[str] | None) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def serve(
     with ExitStack() as stack:
         served = {}
         for name, source in named(models or [o.DEFAULT_MODEL]).items():
-            served[name] = AsyncLLM(source, dtype, device, max_sequences=max_sequences)
+            served[name] = AsyncLLM(source, dtype=dtype, device=device, max_sequences=max_sequences)
             stack.callback(served[name].close)
 
         def announce(address: str) -> None:

@@ -31,32 +31,21 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog='Example: dinfer infill "Add 7: 12+7=[BLANK:2]." --model tiny-llada')(infill)
 
 
+@o.grouped
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    model: o.Model = o.DEFAULT_MODEL,
+    opening: o.Opening,
+    sampling: o.Sampling,
     max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    top_k: o.TopK = 0,
-    seed: o.Seed = 0,
     n: Annotated[int, typer.Option("-n", help="Answers to give.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Fixed text after the answer.")] = None,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
     watch: o.Watch = False,
     as_json: o.Json = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    fact: o.Fact = None,
 ) -> None:
     """Answers one prompt."""
-    params = SamplingParams(
-        max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()), n,
-        decoder=decoder, cache=cache, iteration=iteration,
-    )  # fmt: skip
-    llm = o.open_model(model, dtype, device, fact)
+    params = sampling.params(max_tokens=max_tokens, stop=tuple(stop or ()), n=n)
+    llm = opening.open()
     text = _read() if prompt == "-" else prompt
     with _watcher(llm, watch and n == 1, max_tokens) as on_event:
         outputs = llm.generate(text, params, suffix, on_event)
@@ -69,37 +58,32 @@ def generate(
         say_cost(output)
 
 
+@o.grouped
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="As in generate; of a server, the name it serves."),
-    ] = None,
+    opening: o.Opening,
+    sampling: o.Sampling,
+    context: typer.Context,
     server: Annotated[
-        str | None, typer.Option(help="Talk to this server instead, http://HOST:PORT.")
+        str | None,
+        typer.Option(help="Talk to this server, http://HOST:PORT; --model is a name it serves."),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="DINFER_API_KEY", help="The server's key, if it has any.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
 ) -> None:
     """A conversation, a line a turn; an empty line or end of input leaves it."""
+    params = sampling.params(max_tokens=max_tokens)
     messages = [{"role": "system", "content": system}] if system else []
-    params = SamplingParams(
-        max_tokens, temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
-    )
     if server is None:
-        llm = o.open_model(model or o.DEFAULT_MODEL, dtype, device, None)
+        llm = opening.open()
         llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not later
         answers = partial(_answer, llm, params)
     else:
+        source = context.get_parameter_source("model")
+        chosen = source is not None and source.name != "DEFAULT"
+        model = opening.model if chosen else None  # None = the first that the server has
         answers = partial(_remote_answer, server, api_key, model, params)
     while line := _ask():
         messages.append({"role": "user", "content": line})
@@ -111,9 +95,7 @@ def chat(
         messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(
-    llm: "LLM", params: SamplingParams, messages: list[dict[str, str]]
-) -> Iterator[str]:
+def _answer(llm: "LLM", params: SamplingParams, messages: list[dict[str, str]]) -> Iterator[str]:
     for event in llm.stream(llm.prompts.chat(messages), params):
         if isinstance(event, TextEvent):
             yield event.text
@@ -128,29 +110,21 @@ def _remote_answer(
 ) -> Iterator[str]:
     from dinfer.cli import remote
 
-    names = ("max_tokens", "temperature", "seed", "decoder", "cache", "iteration")
-    fields = {name: getattr(params, name) for name in names}
+    fields = {name: getattr(params, name) for name in ("max_tokens", *vars(o.Sampling()))}
     return remote.chat(server, key, {"model": model, "messages": messages, **fields})
 
 
+@o.grouped
 def infill(
     text: Annotated[str, typer.Argument(help="Text with holes, [BLANK:n] for n tokens.")],
+    opening: o.Opening,
+    sampling: o.Sampling,
     prompt: Annotated[str, typer.Option(help="What comes before the text.")] = "",
-    model: o.Model = o.DEFAULT_MODEL,
-    temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
     as_json: o.Json = False,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
 ) -> None:
     """Fills the holes of a text; what is given stays as it is."""
-    params = SamplingParams(
-        temperature=temperature, seed=seed, decoder=decoder, cache=cache, iteration=iteration
-    )
-    output = o.open_model(model, dtype, device, None).infill(text, params, prompt)
+    params = sampling.params()
+    output = opening.open().infill(text, params, prompt)
     if as_json:
         typer.echo(json.dumps(as_dict(output), ensure_ascii=False))
         return

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from dinfer.engine.engine import Engine, Event
-from dinfer.engine.llm import fit_limits
-from dinfer.engine.load import load
-from dinfer.engine.prompts import Prompt, Prompts
+from dinfer.engine.front import Front
+from dinfer.engine.prompts import Prompt
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 
 Listener = Callable[[Event | BaseException], None]
@@ -88,24 +87,13 @@ class EngineThread:
         self._listeners.clear()
 
 
-class AsyncLLM:
-    """A diffusion language model for many asyncio callers at once. Takes the arguments of `LLM`."""
+class AsyncLLM(Front):
+    """A diffusion language model for many asyncio callers; takes the arguments of `Front`. Of
+    `engine`, callers may use `check` and read figures; all else is its thread's.
+    """
 
-    def __init__(
-        self,
-        model: str,
-        dtype: str = "auto",
-        device: str = "auto",
-        facts: dict[str, Any] | None = None,
-        kv_memory: float | None = None,
-        max_sequences: int = 64,
-        max_rows: int = 8192,
-    ) -> None:
-        self.loaded = load(model, dtype, device, facts)
-        limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
-        self.prompts = Prompts(self.loaded)
-        self.engine = Engine(self.loaded.model, self.loaded.facts, self.loaded.tokenizer, limits)
-        """For its figures and `check`; everything else is the engine thread's."""
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__(model, **options)
         self._thread = EngineThread(self.engine)
 
     @property

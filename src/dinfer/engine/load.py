@@ -243,13 +243,14 @@ def _copy(name: str, tensor: torch.Tensor, parameter: torch.Tensor, slot: Slot) 
 
 
 def resolve_dtype(dtype: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    """`auto` = the checkpoint's own on a GPU; on a CPU bfloat16 with AMX, else float32 (emulated
-    bfloat16 is slow).
+    """`auto` = the checkpoint's own on a GPU; on a CPU bfloat16 where it has units for that, else
+    float32 (emulated bfloat16 is slow).
     """
     if dtype == "auto":
         if device.type == "cpu":
-            amx = bool(torch.cpu.get_capabilities().get("amx_bf16", False))
-            return torch.bfloat16 if amx else torch.float32
+            able = torch.cpu.get_capabilities()
+            units = able.get("amx_bf16", False) or able.get("avx512_bf16", False)
+            return torch.bfloat16 if units else torch.float32
         dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     if dtype not in DTYPES:
         raise RequestError(f"Unknown dtype {dtype!r}.{near(dtype, ['auto', *DTYPES])}")

@@ -1,0 +1,68 @@
+"""What `LLM` and `AsyncLLM` share: a loaded model, an engine with memory for it, prompts."""
+
+import os
+from typing import Any
+
+import torch
+
+from dinfer.engine.engine import Engine, Limits
+from dinfer.engine.load import Loaded, load
+from dinfer.engine.pool import page_bytes
+from dinfer.engine.prompts import Prompts
+from dinfer.errors import RequestError
+from dinfer.step import PAGE
+
+SHARE = 0.25
+"""Part of the free memory that the K/V pool takes at most, unless told otherwise."""
+
+
+class Front:
+    """A model ready for requests.
+
+    model: bundled name, folder, or hub id. dtype: auto, bfloat16, float16, float32. device: auto,
+    cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids, block_length, context,
+    iteration, cache, decoder). kv_memory: GiB for the K/V pool. Raises DinferError with one clear
+    sentence for anything wrong.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        dtype: str = "auto",
+        device: str = "auto",
+        facts: dict[str, Any] | None = None,
+        kv_memory: float | None = None,
+        max_sequences: int = 64,
+        max_rows: int = 8192,
+    ) -> None:
+        self.loaded = load(model, dtype, device, facts)
+        self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
+        limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
+        self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits)
+        self.prompts = Prompts(self.loaded)
+
+
+def fit_limits(
+    loaded: Loaded, sequences: int, rows: int, kv_memory: float | None, poison: bool = False
+) -> Limits:
+    """Pages for `sequences` full contexts, or as many as `kv_memory` GiB (default: a quarter of
+    what is free) hold.
+    """
+    weight = loaded.model.embedding.weight
+    size = page_bytes(loaded.model.shape, weight.dtype)
+    context = -(-loaded.facts.context // PAGE)
+    budget = kv_memory * 2**30 if kv_memory is not None else SHARE * free_memory(weight.device)
+    pages = min(sequences * context, int(budget // size))
+    if pages < 1:
+        raise RequestError(
+            f"The K/V pool of {budget / 2**30:.3f} GiB holds no page;"
+            f" one needs {size / 2**20:.2f} MiB."
+        )
+    return Limits(sequences=sequences, rows=rows, pages=pages, poison=poison)
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes of the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
