@@ -1,5 +1,6 @@
 """`dinfer serve` as a process of its own, over a real socket."""
 
+import io
 import json
 import os
 import re
@@ -152,6 +153,56 @@ def test_sigterm_under_load(serve: Callable[..., Served], drain: int) -> None:
             assert drain == 0 and reason["error"]["code"] == "closing"
         else:
             assert reason["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_documentation(
+    serve: Callable[..., Served], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its Python runs as it is written, and each of its curl calls is answered."""
+    served = serve()
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    page = page.replace("http://127.0.0.1:8000", served.url)
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(compile(block, "serving.md", "exec"), scope)
+    scope["client"].close()
+    said = capsys.readouterr().out
+    assert said.startswith(ANSWER) and "provisional: 1 [" in said and "CompletionUsage(" in said
+    (shell,) = re.findall(r"```sh\n(curl.*?)```", page, re.DOTALL)
+    calls = re.findall(r"curl -s (\S+) .*?-d '(.*?)'\n", shell, re.DOTALL)
+    assert len(calls) == shell.count("curl")
+    for url, body in calls:
+        answer = httpx2.post(url, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+
+
+def test_chat_with_a_server(
+    serve: Callable[..., Served],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = serve(DINFER_API_KEYS="sesame")
+    words = ["dinfer", "chat", "--server", served.url]
+
+    def chat(*more: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROBLEM}\n\n"))
+        with pytest.raises(SystemExit) as caught:
+            command()
+        out = capsys.readouterr()
+        return int(caught.value.code or 0), out.out, out.err
+
+    monkeypatch.setenv("DINFER_API_KEY", "sesame")
+    assert chat() == (0, f"{ANSWER}\n", "")
+    assert chat("--model", "tiny-sdar") == (0, f"{ANSWER}\n", "")
+    code, _, said = chat("--model", "tiny-llada")
+    assert code == 2 and said.startswith("Error: The server refuses: Unknown model 'tiny-llada'.")
+    monkeypatch.setenv("DINFER_API_KEY", "wrong")
+    code, _, said = chat()
+    assert code == 2 and "needs an API key" in said
+    served.stop()
+    code, _, said = chat()
+    assert code == 2 and "does not answer" in said and said.count("\n") == 1
 
 
 # The command itself

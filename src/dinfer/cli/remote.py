@@ -27,6 +27,8 @@ def chat(server: str, key: str | None, body: dict[str, Any]) -> Iterator[str]:
     try:
         with urlopen(Request(url, data, headers), timeout=SILENCE) as answer:
             yield from _pieces(answer)
+    except RequestError:
+        raise
     except HTTPError as error:
         raise RequestError(f"The server refuses: {_sentence(error)}") from error
     except (URLError, HTTPException, OSError, ValueError) as error:

@@ -89,7 +89,7 @@ class Form:
         return self.chunk([], canvas=found.model_dump())
 
     def word(self, token: int) -> str:
-        """Text of one token. A part of a character is U+FFFD; a mask (a token taken back) is empty."""
+        """Text of one token; U+FFFD for a part of a character, nothing for a mask (taken back)."""
         loaded = self.llm.loaded
         if loaded.tokenizer is None or token == loaded.facts.mask_id:
             return ""
