@@ -55,7 +55,7 @@ class Run {
     this.cells.forEach((cell, place) => {
       const found = this.state.get(place);
       const set = found !== undefined && found.token !== "";
-      cell.textContent = set ? found.token.replaceAll("\n", "↵") : "·";
+      cell.textContent = set ? shown(found.token) : "·";
       cell.className = "cell";
       cell.classList.toggle("set", set && found.step > 0);
       cell.classList.toggle("fixed", set && found.step === 0);
@@ -133,6 +133,11 @@ class Run {
       this.root.dataset.done = "yes";
     }
   }
+}
+
+/** A token in its cell: what cannot be seen or takes much room has a sign of its own. */
+function shown(token) {
+  return /^<\|.*\|>$/.test(token) ? "■" : token.replaceAll("\n", "↵");
 }
 
 /** Sends a call; its answer, or an Error with the server's own sentence. */
