@@ -85,7 +85,9 @@ class Request:
 
     answer: the first position of the answer (0 for infilling without a prompt). stops: whether an
     end-of-text token ends the answer (not where fixed text follows the blanks). seed: the
-    request's own, already told apart for n > 1. forbidden: ids that may not be chosen.
+    request's own, already told apart for n > 1. forbidden: ids that may not be chosen. end: where
+    the answer ends at the latest; fixed text behind it is seen by the model and not given out
+    (None = the canvas's end).
     """
 
     id: str
@@ -95,6 +97,12 @@ class Request:
     stops: bool = True
     seed: int = 0
     forbidden: frozenset[int] = frozenset()
+    end: int | None = None
+
+    @property
+    def runs(self) -> int:
+        """How often the canvas runs in a step: guidance wants it without its given text too."""
+        return 2 if self.params.guidance else 1
 
 
 @dataclass(frozen=True)

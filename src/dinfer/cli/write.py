@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from dinfer.cli import options as o
 from dinfer.errors import RequestError
-from dinfer.request import Output, TextEvent
+from dinfer.request import Output, SamplingParams, TextEvent
 
 if TYPE_CHECKING:
     from dinfer.engine.llm import LLM
@@ -60,23 +62,56 @@ def generate(
 def chat(
     opening: o.Opening,
     sampling: o.Sampling,
+    context: typer.Context,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Talk to this server, http://HOST:PORT; --model is a name it serves."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="DINFER_API_KEY", help="The server's key, if it has any.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: o.MaxTokens = 128,
 ) -> None:
     """A conversation, a line a turn; an empty line or end of input leaves it."""
     params = sampling.params(max_tokens=max_tokens)
-    llm = opening.open()
     messages = [{"role": "system", "content": system}] if system else []
-    llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not after a line
+    if server is None:
+        llm = opening.open()
+        llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not later
+        answers = partial(_answer, llm, params)
+    else:
+        source = context.get_parameter_source("model")
+        chosen = source is not None and source.name != "DEFAULT"
+        model = opening.model if chosen else None  # None = the first that the server has
+        answers = partial(_remote_answer, server, api_key, model, params)
     while line := _ask():
         messages.append({"role": "user", "content": line})
         answer = ""
-        for event in llm.stream(llm.prompts.chat(messages), params):
-            if isinstance(event, TextEvent):
-                answer += event.text
-                typer.echo(event.text, nl=False)
+        for piece in answers(messages):
+            answer += piece
+            typer.echo(piece, nl=False)
         typer.echo()
         messages.append({"role": "assistant", "content": answer})
+
+
+def _answer(llm: "LLM", params: SamplingParams, messages: list[dict[str, str]]) -> Iterator[str]:
+    for event in llm.stream(llm.prompts.chat(messages), params):
+        if isinstance(event, TextEvent):
+            yield event.text
+
+
+def _remote_answer(
+    server: str,
+    key: str | None,
+    model: str | None,
+    params: SamplingParams,
+    messages: list[dict[str, str]],
+) -> Iterator[str]:
+    from dinfer.cli import remote
+
+    fields = {name: getattr(params, name) for name in ("max_tokens", *vars(o.Sampling()))}
+    return remote.chat(server, key, {"model": model, "messages": messages, **fields})
 
 
 @o.grouped

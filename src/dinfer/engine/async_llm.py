@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,11 @@ class EngineThread:
         """Ends a request before the next step."""
         self._commands.put(lambda: self._tell(self._engine.abort(request_id)))
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still takes requests."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Stops the thread after the step it is in."""
         self._commands.put(None)
@@ -84,11 +89,18 @@ class EngineThread:
 
 
 class AsyncLLM(Front):
-    """A diffusion language model for many asyncio callers; takes the arguments of `Front`."""
+    """A diffusion language model for many asyncio callers; takes the arguments of `Front`. Of
+    `engine`, callers may use `check` and read figures; all else is its thread's.
+    """
 
     def __init__(self, model: str | Loaded, **options: Any) -> None:
         super().__init__(model, **options)
         self._thread = EngineThread(self.engine)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.alive
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -111,8 +123,8 @@ class AsyncLLM(Front):
         """Answers to a conversation, `params.n` of them."""
         return await self.generate(self.prompts.chat(messages, **variables), params)
 
-    async def serve(self, request: Request) -> AsyncIterator[Event]:
-        """Events of a prepared request."""
+    async def serve(self, *requests: Request) -> AsyncGenerator[Event]:
+        """Events of prepared requests as they come; leaving early frees those that still run."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
 
@@ -121,17 +133,20 @@ class AsyncLLM(Front):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self._thread.submit(request, listener)
+        for request in requests:
+            self._thread.submit(request, listener)
+        left = {request.id for request in requests}
         try:
-            while True:
+            while left:
                 event = await events.get()
                 if isinstance(event, BaseException):
                     raise event
-                yield event
                 if isinstance(event, TextEvent) and event.output is not None:
-                    return
+                    left.discard(event.id)
+                yield event
         finally:
-            self._thread.abort(request.id)
+            for request_id in left:
+                self._thread.abort(request_id)
 
     def close(self) -> None:
         """Stops the engine's thread."""

@@ -82,7 +82,7 @@ class Engine:
         strategy.cache.allow(self.facts)
         if self.facts.shift and "shadow" in strategy.decoder.needs:
             raise RequestError(
-                f"The decoder {params.decoder!r} judges tokens at their own position, and the logits"
+                f"The decoder {params.decoder!r} judges tokens at their own place, and the logits"
                 " of this model are shifted by one; use another decoder."
             )
         return strategy
@@ -91,17 +91,24 @@ class Engine:
         """Takes a request. Raises RequestError, and changes nothing, if it can never be served."""
         if request.id in self._live:
             raise RequestError(f"A request with the id {request.id!r} is already being served.")
-        self._check(request)
-        strategy = self.strategy(request.params)
+        strategy = self.check(request)
         sequence = Sequence(request, self._canvas(request), strategy, self.facts.shift)
-        if sequence.pages_needed > self.pool.pages:
+        self._live[request.id] = (sequence, Answer(self.tokenizer, request.params.stop))
+        self.scheduler.add(sequence)
+
+    def check(self, request: Request) -> Strategy:
+        """The strategies of a request. Raises RequestError or UnknownName if it can never be
+        served; changes nothing, so any thread may ask.
+        """
+        self._check(request)
+        pages = -(-self._length(request) // PAGE) * request.runs
+        if pages > self.pool.pages:
             raise RequestError(
-                f"The request needs {sequence.pages_needed} pages of {PAGE} positions"
+                f"The request needs {pages} pages of {PAGE} positions"
                 f" and the K/V pool has {self.pool.pages};"
                 " ask for fewer tokens or give the pool more memory."
             )
-        self._live[request.id] = (sequence, Answer(self.tokenizer, request.params.stop))
-        self.scheduler.add(sequence)
+        return self.strategy(request.params)
 
     def abort(self, request_id: str) -> list[Event]:
         """Ends a request at once, frees its pages, and gives its last event; an unknown id gives
@@ -146,11 +153,15 @@ class Engine:
         """Block-causal models see whole blocks, so their canvas ends with one (as far as the
         context goes).
         """
-        tokens, block = list(request.canvas), self.facts.block_length
-        if block is not None:
-            length = min(-(-len(tokens) // block) * block, max(self.facts.context, len(tokens)))
-            tokens += [None] * (length - len(tokens))
-        return Canvas(tokens, request.answer, len(request.canvas), self.facts.mask_id, block)
+        tokens = [*request.canvas, *[None] * (self._length(request) - len(request.canvas))]
+        limit = len(request.canvas) if request.end is None else request.end
+        return Canvas(tokens, request.answer, limit, self.facts.mask_id, self.facts.block_length)
+
+    def _length(self, request: Request) -> int:
+        length, block = len(request.canvas), self.facts.block_length
+        if block is None:
+            return length
+        return min(-(-length // block) * block, max(self.facts.context, length))
 
     def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
         canvas, state = sequence.canvas, sequence.window_state

@@ -23,7 +23,8 @@ class Front:
     float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids,
     block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
     compiled: run the body as one graph (`Graph`): faster steps for seconds to minutes at the first
-    one. quant: int8, int4 or int4:group=N stores the layers' weights in fewer bits. Raises DinferError with one clear sentence for anything wrong.
+    one. quant: int8, int4 or int4:group=N stores the layers' weights in fewer bits. Raises
+    DinferError with one clear sentence for anything wrong.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dinfer.engine.load import Loaded
@@ -77,9 +77,17 @@ class Prompts:
         self._fits(len(head) + len(tail), params.max_tokens)
         canvas = (*head, *[None] * params.max_tokens, *tail)
         forbidden = frozenset() if suffix is None else self._special()
+        first = self._request(canvas, len(head), params, suffix is None, forbidden)
+        return self.copies(first)
+
+    def copies(self, request: Request) -> list[Request]:
+        """The request as often as its `n` says, each with an id and a seed of its own; the first
+        is itself.
+        """
+        others = range(1, request.params.n)
         return [
-            self._request(canvas, len(head), params, i, suffix is None, forbidden)
-            for i in range(params.n)
+            request,
+            *(replace(request, id=self._id(), seed=_apart(request, i)) for i in others),
         ]
 
     def holes(self, text: str) -> Holes:
@@ -100,7 +108,28 @@ class Prompts:
         canvas: list[int | None] = [*head, *first]
         for size, piece in zip(holes.sizes, pieces, strict=True):
             canvas += [None] * size + piece  # type: ignore[operator]
-        return self._request(tuple(canvas), len(head), params, 0, False, self._special())
+        return self._request(tuple(canvas), len(head), params, False, self._special())
+
+    def pinned(
+        self, pins: Mapping[int, Prompt], params: SamplingParams, prompt: Prompt = ()
+    ) -> Request:
+        """One request of max_tokens positions, with fixed text or ids from each position of `pins`
+        on (counted from the answer's start); the rest is found.
+        """
+        head = self.ids(prompt) if prompt else []
+        self._fits(len(head), params.max_tokens)
+        answer: list[int | None] = [None] * params.max_tokens
+        for start, given in pins.items():
+            for place, token in enumerate(self._fixed(given), start):
+                if not 0 <= place < len(answer):
+                    raise RequestError(
+                        f"The text pinned to position {start} reaches position {place}; the"
+                        f" positions go from 0 to {len(answer) - 1} (max_tokens is {len(answer)})."
+                    )
+                if answer[place] is not None:
+                    raise RequestError(f"Position {place} is pinned twice.")
+                answer[place] = token
+        return self._request((*head, *answer), len(head), params, False, self._special())
 
     def _fixed(self, text: Prompt) -> list[int]:
         return self.tokenizer.encode(text) if isinstance(text, str) else self.ids(text)
@@ -124,10 +153,16 @@ class Prompts:
         canvas: tuple[int | None, ...],
         answer: int,
         params: SamplingParams,
-        number: int,
         stops: bool,
         forbidden: frozenset[int],
     ) -> Request:
-        # Answers of one prompt need seeds of their own; the first keeps the caller's.
-        seed = (params.seed + number * 0x9E3779B97F4A7C15) % 2**63
-        return Request(f"r{next(self._ids)}", canvas, answer, params, stops, seed, forbidden)
+        seed = params.seed % 2**63
+        return Request(self._id(), canvas, answer, params, stops, seed, forbidden)
+
+    def _id(self) -> str:
+        return f"r{next(self._ids)}"
+
+
+def _apart(request: Request, number: int) -> int:
+    """Answers of one prompt need seeds of their own; the first keeps the caller's."""
+    return (request.params.seed + number * 0x9E3779B97F4A7C15) % 2**63

@@ -82,7 +82,7 @@ class Sequence:
     @property
     def runs(self) -> int:
         """How often the canvas runs in a step."""
-        return 2 if self.request.params.guidance else 1
+        return self.request.runs
 
     @property
     def rows(self) -> int:

@@ -1,0 +1,116 @@
+"""serve."""
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dinfer import __version__
+from dinfer.cli import options as o
+from dinfer.errors import RequestError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    app.command(epilog="Example: dinfer serve tiny-sdar tiny-llada --port 8000")(serve)
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names, folders or hub ids; NAME=FOLDER gives a name to be asked by."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    api_keys: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DINFER_API_KEYS",
+            show_envvar=True,
+            help="Keys, with commas between them; best given in the environment.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file with a key in each line.")
+    ] = None,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a call's body.")] = 2**20,
+    max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait, per model.")] = 256,
+    max_request: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of prompt and answer together.")
+    ] = None,
+    max_sequences: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
+    deadline: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that a call may take.")
+    ] = None,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds that calls in progress have after SIGTERM.")
+    ] = 30.0,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+) -> None:
+    """Serves models over HTTP: the OpenAI protocol, infilling, and a page to watch the canvas."""
+    try:
+        from dinfer.server.app import create_app
+        from dinfer.server.log import JsonLines
+        from dinfer.server.run import run
+        from dinfer.server.site import Settings
+    except ModuleNotFoundError as error:
+        text = f"dinfer serve needs {error.name}; install the extra: pip install 'dinfer[server]'."
+        raise RequestError(text) from error
+    from dinfer.engine.async_llm import AsyncLLM
+
+    keys = read_keys(api_keys, api_key_file)
+    settings = Settings(keys, max_body, max_queue, max_request, deadline)
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    with ExitStack() as stack:
+        served = {}
+        for name, source in named(models or [o.DEFAULT_MODEL]).items():
+            served[name] = AsyncLLM(source, dtype=dtype, device=device, max_sequences=max_sequences)
+            stack.callback(served[name].close)
+
+        def announce(address: str) -> None:
+            open_to_all = "" if keys or host in LOOPBACK else ", open to everyone without a key"
+            names = ", ".join(served)
+            line = f"dInfer {__version__} listens on {address} and serves {names}{open_to_all}"
+            typer.echo(line, err=True)
+
+        run(create_app(served, settings), host, port, drain, announce)
+
+
+def named(models: list[str]) -> dict[str, str]:
+    """Name -> source: `NAME=FOLDER`, or a source whose last part is its name unless it is a hub
+    id.
+    """
+    found: dict[str, str] = {}
+    for given in models:
+        name, sign, source = given.partition("=")
+        if not sign:
+            name, source = (Path(given).name if Path(given).is_dir() else given), given
+        if not name or not source:
+            raise RequestError(f"The model {given!r} is no NAME=FOLDER, name, folder or hub id.")
+        if name in found:
+            raise RequestError(f"Two models have the name {name!r}; write NAME=FOLDER.")
+        found[name] = source
+    return found
+
+
+def read_keys(given: str | None, file: Path | None) -> tuple[str, ...]:
+    """The API keys of the option or environment and of the file."""
+    keys = [key.strip() for key in (given or "").split(",")]
+    if file is not None:
+        try:
+            keys += [line.strip() for line in file.read_text("utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise RequestError(f"The API key file {file} cannot be read: {error}.") from error
+    found = tuple(key for key in keys if key)
+    if not found and (given is not None or file is not None):
+        raise RequestError("API keys were asked for, but none was given.")
+    if any(not key.isascii() or not key.isprintable() for key in found):
+        raise RequestError("An API key holds something else than printable ASCII characters.")
+    return found

@@ -1,0 +1,193 @@
+"""/v1/completions: plain text, infilling before a suffix, several prompts and answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from dinfer.engine.async_llm import AsyncLLM
+from dinfer.request import Output, Request
+from dinfer.server.fields import Answering, Finish, One, StatsBody, TokenIds, UsageBody
+from dinfer.server.form import Chunk, Form
+from dinfer.server.refusal import Refusal, naming
+from dinfer.server.reply import Reply
+from dinfer.server.room import answer_length
+from dinfer.server.site import Site
+
+Ids = Annotated[TokenIds, Field(min_length=1)]
+
+
+class CompletionBody(Answering):
+    """A call. suffix: text after the answer, which the model sees and which is not given back.
+    logprobs: 0 gives the log probability of each token; 1 also that of the likeliest one, which
+    is the same token, so it needs temperature 0.
+    """
+
+    prompt: (
+        str
+        | Ids
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Ids], Field(min_length=1)]
+    )
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    best_of: One | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or many prompts as many."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class Logprobs(BaseModel):
+    """Of the answer's tokens; text_offset counts characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """An answer; `token_ids` and `stats` are additions to the protocol."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Finish
+    token_ids: list[int]
+    stats: StatsBody
+
+
+class Completion(BaseModel):
+    """The whole answer of a call."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+
+
+@dataclass
+class CompletionForm(Form):
+    """Words of /v1/completions. echoes: text before the answer of each choice."""
+
+    echoes: Sequence[str] = ()
+    kind = "text_completion"
+    prefix = "cmpl-"
+
+    def opening(self) -> list[Chunk]:
+        """The prompts, where they are asked for."""
+        return [self.text(index, echo) for index, echo in enumerate(self.echoes) if echo]
+
+    def text(self, index: int, text: str) -> Chunk:
+        """Settled text."""
+        return self.chunk([_delta(index, text, None, None)])
+
+    def end(self, index: int, output: Output) -> Chunk:
+        """The log probabilities of all tokens come with the end."""
+        choice = self._choice(index, output).model_dump() | {"text": ""}
+        return self.chunk([choice])
+
+    def whole(self, outputs: Sequence[Output]) -> Completion:
+        """All choices."""
+        return Completion(
+            id=self.id,
+            object="text_completion",
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(index, output) for index, output in enumerate(outputs)],
+            usage=self.usage(outputs),
+        )
+
+    def _choice(self, index: int, output: Output) -> CompletionChoice:
+        assert output.finish_reason != "abort"
+        echo = self.echoes[index]
+        return CompletionChoice(
+            index=index,
+            text=echo + output.text,
+            logprobs=self._logprobs(output, len(echo)),
+            finish_reason=output.finish_reason,
+            token_ids=output.token_ids,
+            stats=self.stats(index, output),
+        )
+
+    def _logprobs(self, output: Output, offset: int) -> Logprobs | None:
+        assert isinstance(self.body, CompletionBody)
+        if output.logprobs is None:
+            return None
+        words = [self.word(token) for token in output.token_ids]
+        pairs = list(zip(words, output.logprobs, strict=True))
+        offsets = []
+        for word in words:
+            offsets.append(offset)
+            offset += len(word)
+        return Logprobs(
+            tokens=words,
+            token_logprobs=output.logprobs,
+            top_logprobs=[{word: value} for word, value in pairs] if self.body.logprobs else None,
+            text_offset=offsets,
+        )
+
+
+def _delta(index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def prepare(site: Site, body: CompletionBody) -> CompletionForm:
+    """The requests of a call. Raises Refusal."""
+    name, llm = site.find(body.model)
+    if body.logprobs is not None and body.echo:
+        text = "echo with logprobs is not possible: a prompt has no probabilities in such a model."
+        raise Refusal(400, text, "echo", "invalid_value")
+    if body.logprobs and body.temperature:
+        text = "logprobs is 1 and the temperature is not 0; sampled answers allow logprobs 0 only."
+        raise Refusal(400, text, "logprobs", "invalid_value")
+    prompts = body.prompts()
+    site.check_count(llm, len(prompts) * (body.n or 1))
+    requests: list[Request] = []
+    echoes: list[str] = []
+    for prompt in prompts:
+        made = _requests(site, llm, body, prompt)
+        requests += made
+        echoes += [_echo(llm, prompt) if body.echo else ""] * len(made)
+    return CompletionForm(name, llm, requests, body, echoes=echoes)
+
+
+def _requests(
+    site: Site, llm: AsyncLLM, body: CompletionBody, prompt: str | list[int]
+) -> list[Request]:
+    with naming("prompt"):
+        ids = llm.prompts.ids(prompt)
+    with naming("suffix"):
+        tail = llm.prompts.tokenizer.encode(body.suffix) if body.suffix else None
+    length = body.max_tokens or answer_length(llm, len(ids) + len(tail or ()))
+    params = body.sampling(max_tokens=length, logprobs=body.logprobs is not None)
+    with naming("stop" if params.stop and llm.loaded.tokenizer is None else "prompt"):
+        requests = llm.prompts.complete(ids, params, tail)
+    requests = [replace(request, end=len(ids) + length) for request in requests]
+    site.check(llm, requests[0], "prompt")
+    return requests
+
+
+def _echo(llm: AsyncLLM, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    with naming("echo"):
+        return llm.prompts.tokenizer.decode(prompt, skip_special=False)
+
+
+def add_to(app: FastAPI, site: Site) -> None:
+    """Registers the endpoint."""
+
+    @app.post("/v1/completions", response_model=Completion, tags=["OpenAI"])
+    async def completions(body: CompletionBody) -> Reply:
+        """Continues text, or fills in before a suffix."""
+        return Reply(site, await run_in_threadpool(prepare, site, body))

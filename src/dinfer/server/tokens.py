@@ -1,0 +1,71 @@
+"""/tokenize and /detokenize: what the model reads."""
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from dinfer.server.chat import Message, render
+from dinfer.server.fields import Strict, TokenIds
+from dinfer.server.refusal import Refusal, naming
+from dinfer.server.site import Site
+
+
+class TokenizeBody(Strict):
+    """Text as it stands (no template, no special tokens), or a conversation as chat renders it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class Tokens(BaseModel):
+    """Token ids and the model's context."""
+
+    tokens: list[int]
+    count: int
+    context: int
+
+
+class DetokenizeBody(Strict):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+class Text(BaseModel):
+    """Their text, special tokens included."""
+
+    prompt: str
+
+
+def tokenize(site: Site, body: TokenizeBody) -> Tokens:
+    """Ids of a body. Raises Refusal."""
+    _, llm = site.find(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise Refusal(400, "Give either prompt or messages.", "prompt", "invalid_value")
+    if body.messages is not None:
+        ids = render(llm, body.messages, body.tools)
+    else:
+        with naming("prompt"):
+            ids = llm.prompts.tokenizer.encode(body.prompt or "")
+    return Tokens(tokens=ids, count=len(ids), context=llm.loaded.facts.context)
+
+
+def add_to(app: FastAPI, site: Site) -> None:
+    """Registers the endpoints."""
+
+    @app.post("/tokenize", tags=["tokens"])
+    async def tokenize_(body: TokenizeBody) -> Tokens:
+        """Text or a conversation to token ids."""
+        return await run_in_threadpool(tokenize, site, body)
+
+    @app.post("/detokenize", tags=["tokens"])
+    async def detokenize(body: DetokenizeBody) -> Text:
+        """Token ids to text."""
+        _, llm = site.find(body.model)
+        with naming("tokens"):
+            return Text(prompt=llm.prompts.tokenizer.decode(body.tokens, skip_special=False))
