@@ -46,7 +46,8 @@ class Stored:
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             self.arena[layer, 0, rows], self.arena[layer, 1, rows] = k_TKd, v_TKd
             everything = Group(1, slice(0, len(q_THd)), slice(0, len(tokens_L)))
-            return attention(q_THd, *self.arena[layer], [everything])
+            keys, values = self.arena[layer]
+            return attention(q_THd, keys, values, [everything])
 
         logits: Tensor = model.head(model(model.embed(tokens_L[rows]), positions, attend))
         return logits

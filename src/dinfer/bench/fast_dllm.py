@@ -27,8 +27,8 @@ def serve(checkout: str, folder: str, dtype: str, threads: str) -> None:
     import torch
 
     torch.set_num_threads(int(threads))
-    import generate
-    from model.modeling_llada import LLaDAModelLM
+    import generate  # type: ignore[import-not-found]
+    from model.modeling_llada import LLaDAModelLM  # type: ignore[import-not-found]
 
     model = LLaDAModelLM.from_pretrained(folder, torch_dtype=getattr(torch, dtype)).eval()
 

@@ -1,7 +1,8 @@
-"""Plots of a benchmark's results (matplotlib, extra `bench`)."""
+"""Plots of results (matplotlib, extra `bench`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dinfer.errors import DinferError
 
@@ -12,9 +13,33 @@ def lines(
     title: str,
     across: str,
     up: str,
-    logarithmic: bool = False,
 ) -> None:
-    """Writes named lines (x values, y values) to an image file."""
+    """Writes named lines (x values, y values), x on a scale of powers of two, to an image file."""
+    figure, axes = _figure(title, across, up)
+    for name, (x, y) in series.items():
+        axes.plot(x, y, marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    _save(figure, file)
+
+
+def points(
+    file: Path, found: Sequence[tuple[float, float, str, bool]], title: str, across: str, up: str
+) -> None:
+    """Writes named points (x, y, name, whether on the front) to an image file; the front is joined
+    by a line.
+    """
+    figure, axes = _figure(title, across, up)
+    best = sorted((x, y) for x, y, _, front in found if front)
+    axes.plot(*zip(*best, strict=True), color="tab:red", zorder=1)
+    for x, y, name, front in found:
+        axes.scatter(x, y, color="tab:red" if front else "tab:gray", zorder=2)
+        axes.annotate(name, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    _save(figure, file)
+
+
+def _figure(title: str, across: str, up: str) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -23,14 +48,12 @@ def lines(
         ) from error
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for name, (x, y) in series.items():
-        axes.plot(x, y, marker="o", label=name)
     axes.set(title=title, xlabel=across, ylabel=up)
-    if logarithmic:
-        axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend()
+    return figure, axes
+
+
+def _save(figure: Any, file: Path) -> None:
     try:
         figure.savefig(file, dpi=130)
     except (OSError, ValueError) as error:

@@ -1,11 +1,11 @@
 """bench: step, latency, throughput, growth, versus."""
 
-import itertools
 import json
 import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dinfer.cli import options as o
-from dinfer.errors import RequestError, UnknownName
-from dinfer.registry import near
+from dinfer.errors import RequestError
 
 if TYPE_CHECKING:
     from dinfer.bench.versus import Canvas, Rival
@@ -162,11 +161,11 @@ def growth(
 
     for length in wanted:
         cost(length)
-    values = interleaved({str(n): lambda n=n: cost(n) for n in wanted}, repeats)
+    values = interleaved({str(n): partial(cost, n) for n in wanted}, repeats)
     figures = {name: asdict(Timing.of(each)) for name, each in values.items()}
     if plot is not None:
         medians = [figures[str(n)]["median"] for n in wanted]
-        lines(plot, {model: (wanted, medians)}, "Cost of a token", "new tokens", "ms", True)
+        lines(plot, {model: (wanted, medians)}, "Cost of a token", "new tokens", "ms")
     _show({"model": model, "milliseconds_per_token": figures, **found}, as_json)
 
 
@@ -245,10 +244,9 @@ def _rival(
 
 
 def _quality(llm: "LLM", task: str, num: int, result: Any) -> dict[str, float | None]:
-    from dinfer.eval.tasks import grade
-    from dinfer.train.corpus import draws
+    from dinfer.eval.tasks import draw, grade
 
-    examples = list(itertools.islice(draws(task, "test", 0), num))
+    examples, _ = draw(llm, task, "test", num)
     tokenizer = llm.prompts.tokenizer
     texts = {
         "": [output.text for output in result.ours[0].outputs],
@@ -266,12 +264,9 @@ def _quality(llm: "LLM", task: str, num: int, result: Any) -> dict[str, float | 
 
 def prompts_of(llm: "LLM", task: str, num: int) -> list[list[int]]:
     """The first test problems of a task as token ids."""
-    from dinfer.train.corpus import TASKS, draws, prompt_of
+    from dinfer.eval.tasks import draw
 
-    if task not in TASKS:
-        raise UnknownName(f"Unknown task {task!r}.{near(task, list(TASKS))}")
-    examples = itertools.islice(draws(task, "test", 0), num)
-    return [llm.prompts.chat([{"role": "user", "content": prompt_of(e)}]) for e in examples]
+    return draw(llm, task, "test", num)[1]
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -50,8 +50,7 @@ def evaluate(
     """Runs `num` problems of a split together (the engine admits as many as it has places for) and
     scores them.
     """
-    examples = list(itertools.islice(draws(task, split, seed), num))
-    chats = [llm.prompts.chat([{"role": "user", "content": prompt_of(e)}]) for e in examples]
+    examples, chats = draw(llm, task, split, num, seed)
     single = _one_at_a_time(llm, chats[:single_num], params) if single_num else None
     finished = itertools.count(1)
     began = time.perf_counter()
@@ -79,6 +78,16 @@ def evaluate(
     )
 
 
+def draw(
+    llm: LLM, task: str, split: str, num: int, seed: int = 0
+) -> tuple[list[Example], list[list[int]]]:
+    """The first `num` problems of a split, and their prompts as token ids."""
+    examples = list(itertools.islice(draws(task, split, seed), num))
+    return examples, [
+        llm.prompts.chat([{"role": "user", "content": prompt_of(e)}]) for e in examples
+    ]
+
+
 @dataclass(frozen=True)
 class Grade:
     """Quality of answers, as in Score."""
@@ -95,7 +104,7 @@ def grade(examples: Sequence[Example], texts: Sequence[str]) -> Grade:
     return Grade(
         accuracy=100 * statistics.fmean(_right(e, text) for e, text in pairs),
         facts=100 * statistics.fmean(facts) if facts else None,
-        bleu=_bleu(list(texts), [e.answer for e in examples]),
+        bleu=bleu(list(texts), [e.answer for e in examples]),
     )
 
 
@@ -113,9 +122,10 @@ def _one_at_a_time(llm: LLM, chats: list[list[int]], params: SamplingParams) -> 
     return sum(output.stats.tokens for output in outputs) / (time.perf_counter() - began)
 
 
-def _bleu(texts: list[str], references: list[str]) -> float | None:
+def bleu(texts: Sequence[str], references: Sequence[str]) -> float | None:
+    """sacrebleu's corpus score, 0 to 100; None without the package."""
     try:
         from sacrebleu import corpus_bleu
     except ImportError:
         return None
-    return float(corpus_bleu(texts, [references]).score)
+    return float(corpus_bleu(list(texts), [list(references)]).score)

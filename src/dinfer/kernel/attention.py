@@ -84,7 +84,8 @@ def attention(
             x[group.slots].view(group.count, -1, kv_heads, size).transpose(1, 2)
             for x in (keys_SKd, values_SKd)
         )
-        mixed = scaled_dot_product_attention(q, k, v).unflatten(2, (-1, fan))
+        mixed = scaled_dot_product_attention(q, k, v)
+        mixed = mixed.view(group.count, kv_heads, -1, fan, size)
         out[group.rows] = mixed.permute(0, 2, 1, 3, 4).reshape(-1, kv_heads * fan, size)
     return out
 
