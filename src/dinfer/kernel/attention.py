@@ -85,8 +85,11 @@ def attention(
             for x in (keys_SKd, values_SKd)
         )
         mixed = scaled_dot_product_attention(q, k, v)
-        mixed = mixed.view(group.count, kv_heads, -1, fan, size)
-        out[group.rows] = mixed.permute(0, 2, 1, 3, 4).reshape(-1, kv_heads * fan, size)
+        mixed = mixed.view(group.count, kv_heads, -1, fan, size).permute(0, 2, 1, 3, 4)
+        mixed = mixed.reshape(-1, kv_heads * fan, size)
+        if len(groups) == 1 and isinstance(group.rows, slice):
+            return mixed  # all the rows there are
+        out[group.rows] = mixed
     return out
 
 

@@ -57,8 +57,12 @@ RECIPES = {
             "vocab_size": VOCAB,
         },
         generation=_GENERATION,
-        facts={"chat_only": True},
-        steps=1000,
+        facts={
+            "chat_only": True,
+            "iteration": "blockwise:length=8:aligned=true",
+            "decoder": "threshold:threshold=0.98",
+        },
+        steps=2000,
         block_causal=True,
     ),
     "tiny-llada": Recipe(

@@ -1,0 +1,170 @@
+"""Benchmarks measure what they say: counts against arithmetic, sides against one another."""
+
+import itertools
+import json
+import random
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dinfer import LLM, SamplingParams
+from dinfer.bench import baseline
+from dinfer.bench.machine import Timing, interleaved
+from dinfer.bench.shape import SHAPES, random_model, write_checkpoint
+from dinfer.bench.step import measure_step, work_of
+from dinfer.bench.traffic import arrivals, arriving, one_at_a_time
+from dinfer.bench.versus import Baseline, Canvas, Mode, Original, duel, until_end
+from dinfer.engine.load import Loaded, load
+from dinfer.errors import DinferError
+
+PROMPTS = [[5, 6, 7, 8, 9], [11, 12, 13], [40, 41, 42, 43, 44, 45, 46]]
+
+
+@pytest.fixture
+def llm(models: dict[str, Loaded]) -> LLM:
+    return LLM(models["llada"], kv_memory=0.05)
+
+
+def test_work_of_a_step() -> None:
+    model = random_model("tiny", "float32", "cpu", context=512).model
+    d, wide, layers, vocab, rows, seen = 256, 640, 4, 832, 32, 132
+    body = layers * (4 * d * d + 3 * d * wide)
+    norms = (2 * layers + 1) * d
+    work = work_of(model, rows, seen - rows, 3)
+    stored = layers * 2 * d * seen
+    assert work.bytes == 4 * (body + norms + vocab * d + 3 * stored)
+    # Each weight once per row, scores and mixing once per row, position and channel.
+    products = 2 * rows * (body + vocab * d) + 2 * 2 * layers * rows * seen * d
+    assert work.operations == pytest.approx(3 * products, rel=1e-3)
+
+
+def test_a_measured_step_is_not_below_its_parts() -> None:
+    found = measure_step(random_model("tiny", "float32", "cpu"), 8, 40, 2, repeats=3)
+    assert found.milliseconds.repeats == 3
+    assert found.milliseconds.least <= found.milliseconds.median <= found.milliseconds.most
+    assert found.floor == max(found.floor_bytes, found.floor_operations)
+    assert found.ratio == found.milliseconds.median / found.floor
+
+
+def test_too_long_a_context_is_refused(models: dict[str, Loaded]) -> None:
+    context = models["llada"].facts.context
+    with pytest.raises(DinferError, match=f"context of this model is {context}"):
+        measure_step(models["llada"], 32, context, 1, repeats=1)
+
+
+def test_sides_take_turns() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    found = interleaved({"a": lambda: side("a"), "b": lambda: side("b")}, 3)
+    assert "".join(order) == "ababab" and found == {"a": [1, 3, 5], "b": [2, 4, 6]}
+    assert Timing.of([3.0, 1.0, 2.0]) == Timing(2.0, 1.0, 3.0, 3)
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    times = arrivals(4000, 50.0, 7)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert min(gaps) > 0
+    # Exponential gaps: the deviation equals the mean.
+    assert statistics.fmean(gaps) == pytest.approx(0.02, rel=0.08)
+    assert statistics.stdev(gaps) == pytest.approx(0.02, rel=0.08)
+    assert arrivals(3, None, 0) == [0.0] * 3
+
+
+def test_traffic_gives_the_answers_of_generate(llm: LLM) -> None:
+    params = SamplingParams(24, decoder="threshold:threshold=0.5", ignore_eos=True)
+    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    times = sorted(random.Random(0).uniform(0, 0.05) for _ in PROMPTS)
+    for served in (one_at_a_time(llm, PROMPTS, params), arriving(llm, PROMPTS, params, times)):
+        assert [out.token_ids for out in served.outputs] == expected
+        assert served.tokens == 24 * len(PROMPTS)
+        assert all(0 <= a <= b for a, b in zip(served.first, served.latency, strict=True))
+    assert served.seconds >= max(times)
+
+
+def test_duel_of_like_with_like(llm: LLM) -> None:
+    """With Fast-dLLM's own strategies ours gives the rival's tokens."""
+    canvas = Canvas(32, block=8)
+    rival = Baseline(llm.loaded, canvas)
+    params = SamplingParams(
+        32, decoder="threshold:threshold=0.9", cache="dual", iteration="blockwise:length=8"
+    )
+    found = duel(llm, rival, PROMPTS, params, repeats=2)
+    assert {m.cache for m in rival.modes()} == {"none", "prefix", "dual"}
+    assert len(found.ours) == len(found.theirs) == len(found.many) == 2
+    dual = rival.run(PROMPTS, Mode("dual", 0.9, steps=8))
+    for prompt, ids, out in zip(PROMPTS, dual.ids, found.ours[0].outputs, strict=True):
+        settings = baseline.Settings(32, 8, "dual", 0.9, 8)
+        whole, _ = baseline.generate(llm.loaded.model, prompt, llm.facts.mask_id, settings)
+        assert ids == until_end(whole, llm.facts.eos_ids)
+        assert out.token_ids == [t for t in ids if t not in llm.facts.eos_ids]
+    figures = found.figures()
+    ratio = figures["rival_seconds_per_request"] / figures["seconds_per_request"]
+    assert figures["latency_ratio"] == pytest.approx(ratio)
+
+
+def test_until_end() -> None:
+    assert until_end([4, 5, 0, 0], frozenset({0})) == [4, 5, 0]
+    assert until_end([4, 5], frozenset({0})) == [4, 5]
+
+
+STUB = """
+import torch
+
+def generate(model, prompt, steps, gen_length, block_length, mask_id, threshold=None, factor=None):
+    print("a line that is no answer")
+    tail = torch.full((1, gen_length), model + steps + block_length)
+    return torch.cat((prompt, tail), dim=1), 7
+
+generate_with_prefix_cache = generate_with_dual_cache = generate
+"""
+MODEL = """
+class LLaDAModelLM:
+    @classmethod
+    def from_pretrained(cls, folder, torch_dtype):
+        return cls()
+    def eval(self):
+        return 100
+"""
+
+
+def test_a_checkout_is_driven_in_its_own_process(tmp_path: Path, models: dict[str, Loaded]) -> None:
+    (tmp_path / "llada" / "model").mkdir(parents=True)
+    (tmp_path / "llada" / "generate.py").write_text(STUB)
+    (tmp_path / "llada" / "model" / "modeling_llada.py").write_text(MODEL)
+    canvas = Canvas(64, block=16)
+    with Original(tmp_path, sys.executable, tmp_path, models["llada"], canvas) as rival:
+        assert any(mode.factor for mode in rival.modes())
+        found = rival.run(PROMPTS, Mode("prefix", 0.9, steps=16))
+    assert found.ids == [[100 + 64 + 16] * 64] * 3
+    assert found.passes == [7, 7, 7] and len(found.seconds) == 3
+
+
+def test_what_is_wrong_with_a_checkout_is_said(tmp_path: Path, models: dict[str, Loaded]) -> None:
+    loaded, canvas = models["llada"], Canvas(32)
+    with pytest.raises(DinferError, match=r"has no llada/generate\.py"):
+        Original(tmp_path, sys.executable, tmp_path, loaded, canvas)
+    (tmp_path / "llada").mkdir()
+    (tmp_path / "llada" / "generate.py").write_text("import a_module_that_is_missing")
+    with pytest.raises(DinferError, match="a_module_that_is_missing"):
+        Original(tmp_path, sys.executable, tmp_path, loaded, canvas)
+    with pytest.raises(DinferError, match="cannot be run"):
+        Original(tmp_path, str(tmp_path / "python"), tmp_path, loaded, canvas)
+
+
+def test_a_random_shape_written_out_loads_again(tmp_path: Path) -> None:
+    loaded = random_model("tiny", "float32", "cpu")
+    write_checkpoint(loaded, tmp_path)
+    again = load(str(tmp_path), "float32", "cpu")
+    assert again.model.shape == loaded.model.shape and again.facts == loaded.facts
+    for (name, a), (_, b) in zip(
+        loaded.model.named_parameters(), again.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    assert json.loads((tmp_path / "config.json").read_text())["d_model"] == SHAPES["tiny"].hidden
