@@ -168,6 +168,10 @@ class Original:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -200,6 +204,7 @@ class Original:
         line = self._process.stdout.readline()
         if not line:
             last = self._process.stderr.read().strip().splitlines()[-1:] or ["it said nothing"]
+            self.close()
             raise DinferError(f"The Fast-dLLM process ended: {last[0]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
