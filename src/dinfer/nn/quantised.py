@@ -14,6 +14,10 @@ from dinfer.kernel.experts import active
 from dinfer.nn.linear import GroupedLinear, Linear
 
 
+AT_ONCE = 1 << 20
+"""Weights that are quantised at once."""
+
+
 class Scheme(Protocol):
     """A way to store weights in fewer bits; see `quant/`."""
 
@@ -49,10 +53,15 @@ class Codes:
         return Codes(self.scheme, codes, self.scales[place], shape)
 
     def copy_(self, weight: Tensor) -> None:
-        """Quantises a weight of this shape; on the device where the codes lie."""
-        codes, scales = self.scheme.quantise(weight.to(self.codes.device))
-        self.codes.copy_(codes)
-        self.scales.copy_(scales)
+        """Quantises a weight [O, D] of this shape, on the device where the codes lie; some rows at
+        a time, so that what is needed in between stays small.
+        """
+        rows = max(1, AT_ONCE // weight.shape[1])
+        for start in range(0, len(weight), rows):
+            part = slice(start, start + rows)
+            codes, scales = self.scheme.quantise(weight[part].to(self.codes.device))
+            self.codes[part] = codes
+            self.scales[part] = scales
 
 
 class _Coded(nn.Module):
