@@ -25,8 +25,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Async
     """tiny-sdar, and a random LLaDA that knows bytes and is no chat_only model."""
     folder = with_tokenizer("llada", tmp_path_factory.mktemp("served"))
     made = {
-        "tiny-sdar": AsyncLLM("tiny-sdar", "float32", "cpu", max_sequences=8),
-        "random": AsyncLLM(str(folder), "float32", "cpu", max_sequences=4),
+        "tiny-sdar": AsyncLLM("tiny-sdar", dtype="float32", device="cpu", max_sequences=8),
+        "random": AsyncLLM(str(folder), dtype="float32", device="cpu", max_sequences=4),
     }
     yield made
     for llm in made.values():
