@@ -12,6 +12,7 @@ from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
 """`x [T, D] -> [T, O]` in x's dtype."""
+_ROWS = 4096
 
 
 def quantise_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,9 @@ def int4_product(codes_OD: Tensor, scales_OG: Tensor) -> Product:
     size, groups = codes_OD.shape[1] * 2, scales_OG.shape[1]
     if codes_OD.is_cuda or len(codes_OD) % 16 or size // groups not in (32, 64, 128, 256):
         return partial(linear_int4_reference, codes_OD=codes_OD, scales_OG=scales_OG)
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_of(codes_OD).int(), 1)
+    pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+    # It takes 4 bytes a code: some rows at a time, in whole tiles of its layout.
+    packed = torch.cat([pack(codes_of(part).int(), 1) for part in codes_OD.split(_ROWS)])
     laid = scales_OG.transpose(0, 1).contiguous()
     return partial(_linear_packed, packed=packed, scales_GO=laid, group=size // groups)
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from dinfer.kernel.experts import active
 from dinfer.nn.linear import GroupedLinear, Linear
 
-
-AT_ONCE = 1 << 20
-"""Weights that are quantised at once."""
+AT_ONCE = 1 << 24
+"""Weights that are quantised at once. Much smaller pieces come from the heap, and fragment it."""
 
 
 class Scheme(Protocol):
