@@ -5,18 +5,22 @@ as stored.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dinfer.cache.block import Block
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
 from dinfer.step import CacheState, Facts, StepPlan, Window
+
+_FINAL = Block()
 
 
 @dataclass(frozen=True)
 class Vicinity:
     """`left` and `right` neighbours run along with the window.
 
-    The whole canvas runs in the first `warmup` steps, when a window opens (with `reopen` false:
-    only the first one) and every `refresh` steps (0 = never). Rows whose token was set after they
-    last ran always run along.
+    The whole canvas (of a block-causal model: all that is not final) runs in the first `warmup`
+    steps, when a window opens (with `reopen` false: only when the rows in sight are others than
+    before, as in a new block) and every `refresh` steps (0 = never). Rows whose token was set after
+    they last ran always run along.
     """
 
     left: int = 16
@@ -43,6 +47,10 @@ class Vicinity:
             state.window = window
         state.reach = reach
         if state.due(window, self.refresh) or state.plans <= self.warmup:
-            return StepPlan(range(reach), reach)
+            return (
+                StepPlan(range(reach), reach)
+                if canvas.block is None
+                else _FINAL.plan(canvas, window, state)
+            )
         start = max(0, min(window.start - self.left, canvas.first_changed()))
         return StepPlan(range(start, min(window.stop + self.right, reach)), reach)

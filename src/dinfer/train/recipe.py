@@ -60,6 +60,7 @@ RECIPES = {
         facts={
             "chat_only": True,
             "iteration": "blockwise:length=8:aligned=true",
+            "cache": "vicinity:left=0:right=0:reopen=false",
             "decoder": "threshold:threshold=0.98",
         },
         steps=2000,
@@ -101,7 +102,7 @@ RECIPES = {
         },
         generation=_GENERATION,
         facts={"chat_only": True},
-        steps=1000,
+        steps=400,
         block_causal=False,
         muon_lr=0.01,
         adam_lr=0.0015,
