@@ -15,11 +15,10 @@ from dinfer import LLM, SamplingParams
 from dinfer.cli import main
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-<<<<<<< HEAD
-COMMANDS = ["generate", "chat", "infill", "eval", "train", "quantize", "list", "info"]
-=======
-COMMANDS = ["generate", "chat", "infill", "serve", "eval", "train", "list", "info"]
->>>>>>> issue-six
+COMMANDS = [
+    *("generate", "chat", "infill", "serve", "eval", "compare", "tune", "train", "quantize"),
+    *("list", "info"),
+]
 SPECIAL = {"<|im_end|>": 305, "<|im_start|>": 306, "<|mask|>": 311}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
