@@ -15,7 +15,6 @@ from dinfer.engine.engine import Engine, Limits
 from dinfer.engine.load import Loaded, load
 from dinfer.errors import RequestError
 from dinfer.nn.transformer import Shape
-from dinfer.registry import build
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 from dinfer.step import Facts
 
@@ -59,10 +58,10 @@ def make_engine(models: dict[str, Loaded]) -> Callable[..., Engine]:
     return make
 
 
-def allows(engine: Engine, cache: str) -> bool:
-    """Whether the model may be served under a cache policy."""
+def allows(engine: Engine, cache: str | None = None, decoder: str | None = None) -> bool:
+    """Whether the model may be served with these strategies."""
     try:
-        build("cache", cache).allow(engine.facts)
+        engine.strategy(SamplingParams(cache=cache, decoder=decoder))
     except RequestError:
         return False
     return True

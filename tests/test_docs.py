@@ -31,11 +31,13 @@ def test_the_table_of_algorithms_is_whole(kind: str) -> None:
     """Every strategy of the folder has its row, with every option and its default."""
     from dinfer import registry
 
+    text = (ROOT / "docs/algorithms.md").read_text()
+    sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     rows = {
         row.split("|")[1].strip(" `"): dict(
             option.split("=") for option in re.findall(r"`(\w+=[^`]*)`", row.split("|")[-2])
         )
-        for row in (ROOT / "docs/algorithms.md").read_text().splitlines()
+        for row in sections[f"{kind.capitalize()}s"].splitlines()
         if row.startswith("| `")
     }
     for name in registry.names(kind):

@@ -46,6 +46,7 @@ ITERATIONS = [
 
 def mixed(engine: Engine, seed: int, count: int) -> list[Request]:
     caches = [spec for spec in CACHES if allows(engine, spec)]
+    decoders = [spec for spec in DECODERS if allows(engine, decoder=spec)]
     rng = random.Random(seed)
     found = []
     for number in range(count):
@@ -58,7 +59,7 @@ def mixed(engine: Engine, seed: int, count: int) -> list[Request]:
             ignore_eos=rng.random() < 0.5,
             guidance=rng.choice([0.0, 0.0, 0.0, 1.2]),
             cache=rng.choice(caches),
-            decoder=rng.choice(DECODERS),
+            decoder=rng.choice(decoders),
             iteration=rng.choice(ITERATIONS),
         )
         # Not empty: the rows of a canvas of nothing but masks are equal in exact arithmetic, so

@@ -29,6 +29,7 @@ class Vicinity:
     refresh: int = 0
     reopen: bool = True
     exact: ClassVar[bool] = False
+    reuses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if min(self.left, self.right, self.warmup, self.refresh) < 0:
@@ -52,5 +53,5 @@ class Vicinity:
                 if canvas.block is None
                 else _FINAL.plan(canvas, window, state)
             )
-        start = max(0, min(window.start - self.left, canvas.first_changed()))
+        start = max(state.final, min(window.start - self.left, canvas.first_changed()))
         return StepPlan(range(start, min(window.stop + self.right, reach)), reach)

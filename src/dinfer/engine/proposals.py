@@ -39,7 +39,7 @@ def commits(
     batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int
 ) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
-    asked = [_asked(sequence) for sequence in batch]
+    asked = [s.asked(s.window) for s in batch if s.window is not None]
     starts = np.cumsum([0, *map(len, asked)])
     found = _found(batch, asked, starts, hidden_TD, model, mask_id)
     asked = _narrowed(batch, asked, starts, found)
@@ -57,14 +57,6 @@ def commits(
         ):
             results[i] = done
     return [done for done in results if done is not None]
-
-
-def _asked(sequence: Sequence) -> Ids:
-    """Positions of the window that need a proposal."""
-    canvas, window = sequence.canvas, sequence.window
-    assert window is not None
-    find = canvas.decidable if canvas.revisable else canvas.undecided
-    return find(window.start, window.stop)
 
 
 def _found(

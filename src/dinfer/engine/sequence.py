@@ -199,15 +199,20 @@ class Sequence:
         state = self.window_state
         return state is not None and state.steps == 0 and hasattr(self.strategy.iteration, "narrow")
 
+    def asked(self, window: Window) -> npt.NDArray[np.int64]:
+        """Positions of the window that need a proposal."""
+        find = self.canvas.decidable if self.canvas.revisable else self.canvas.undecided
+        return find(window.start, window.stop)
+
     def sources(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The rows whose logits tell the tokens at these positions (see `Facts.shift`)."""
         return np.maximum(positions - self.shift, 0)
 
     def _for_sources(self, plan: StepPlan, window: Window) -> StepPlan:
-        """The plan with the rows that tell the undecided positions; without what lies behind the
+        """The plan with the rows that tell the positions asked for; without what lies behind the
         block of the window's last source, which no source can see.
         """
-        sources = self.sources(self.canvas.undecided(window.start, window.stop))
+        sources = self.sources(self.asked(window))
         last = self.canvas.reach(max(window.stop - self.shift, 1))
         rows = plan.rows
         if isinstance(rows, range):
