@@ -17,7 +17,10 @@ from typing import Any
 
 from dinfer.errors import UnknownName
 
-KINDS = ("decoder", "cache", "iteration", "quant")
+STRATEGIES = ("decoder", "cache", "iteration")
+"""Kinds that a request chooses."""
+
+KINDS = (*STRATEGIES, "quant")
 _registered: dict[str, dict[str, type[Any]]] = {kind: {} for kind in KINDS}
 
 

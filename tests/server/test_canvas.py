@@ -174,7 +174,7 @@ def test_strategies_are_all_there(app: FastAPI) -> None:
             return (await one.get("/v1/strategies")).json()
 
     found = go(main())
-    for kind in registry.KINDS:
+    for kind in registry.STRATEGIES:
         assert [s["name"] for s in found[kind]] == registry.names(kind)
         for one in found[kind]:
             spec = ":".join([one["name"], *(f"{k}={v}" for k, v in one["options"].items())])

@@ -340,7 +340,7 @@ def test_figures(app: FastAPI) -> None:
 
 def test_two_applications_count_apart(make_app: Callable[..., FastAPI]) -> None:
     one, other = make_app(), make_app()
-    go(post(one, "/v1/completions", prompt="x", max_tokens=2))
+    go(post(one, "/v1/completions", prompt="x", max_tokens=2, ignore_eos=True))
     assert ("dinfer_requests_total", "tiny-sdar", "length") in figures(one)
     assert ("dinfer_requests_total", "tiny-sdar", "length") not in figures(other)
 

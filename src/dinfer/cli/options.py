@@ -24,6 +24,9 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens of the
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
 TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens of this mass.")]
 TopK = Annotated[int, typer.Option(help="Sample from this many likeliest tokens; 0 = all.")]
+Guidance = Annotated[
+    float, typer.Option(help="Classifier-free guidance; 0 = off, costs twice the rows.")
+]
 Seed = Annotated[int, typer.Option(help="Same seed, same tokens.")]
 Decoder = Annotated[str | None, typer.Option(help="Spec, for example threshold:threshold=0.9.")]
 Cache = Annotated[str | None, typer.Option(help="Spec, for example vicinity:left=16:right=16.")]
@@ -73,6 +76,7 @@ class Sampling:
     top_p: TopP = 1.0
     top_k: TopK = 0
     seed: Seed = 0
+    guidance: Guidance = 0.0
     decoder: Decoder = None
     cache: Cache = None
     iteration: Iteration = None

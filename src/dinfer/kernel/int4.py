@@ -57,7 +57,7 @@ def int4_product(codes_OD: Tensor, scales_OG: Tensor) -> Product:
         return partial(linear_int4_reference, codes_OD=codes_OD, scales_OG=scales_OG)
     pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
     # It takes 4 bytes a code: some rows at a time, in whole tiles of its layout.
-    packed = torch.cat([pack(codes_of(part).int(), 1) for part in codes_OD.split(_ROWS)])
+    packed = torch.cat([pack(codes_of(part).int(), 1) for part in torch.split(codes_OD, _ROWS)])
     laid = scales_OG.transpose(0, 1).contiguous()
     return partial(_linear_packed, packed=packed, scales_GO=laid, group=size // groups)
 

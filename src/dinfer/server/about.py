@@ -97,4 +97,4 @@ def add_to(app: FastAPI, site: Site) -> None:
     @app.get("/v1/strategies", tags=["canvas"])
     async def all_strategies() -> Strategies:
         """All decoders, caches and iterations."""
-        return Strategies(**{kind: strategies(kind) for kind in registry.KINDS})
+        return Strategies(**{kind: strategies(kind) for kind in registry.STRATEGIES})

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dinfer.errors import DinferError
-from dinfer.registry import KINDS, build
+from dinfer.registry import STRATEGIES, build
 from dinfer.request import Output, SamplingParams
 from dinfer.server.refusal import Refusal, naming
 
@@ -52,6 +52,7 @@ class Common(Strict):
     decoder: Spec | None = None
     cache: Spec | None = None
     iteration: Spec | None = None
+    guidance: Annotated[float, Field(ge=0, le=100)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -59,7 +60,7 @@ class Common(Strict):
 
     def sampling(self, **more: Any) -> SamplingParams:
         """The parameters; fields of the same name in a subclass are found by their name."""
-        for kind in KINDS:
+        for kind in STRATEGIES:
             if spec := getattr(self, kind):
                 with naming(kind):
                     build(kind, spec)
