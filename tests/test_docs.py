@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,9 @@ def test_the_table_of_algorithms_is_whole(kind: str) -> None:
             f.name: str(f.default).lower() if isinstance(f.default, bool) else str(f.default)
             for f in fields
         }
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda f: f.name)
+def test_example(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(file), run_name="__main__")
+    assert "14" in capsys.readouterr().out or file.name == "canvas.py"

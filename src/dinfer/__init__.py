@@ -6,17 +6,27 @@ if TYPE_CHECKING:
     from dinfer.engine.async_llm import AsyncLLM
     from dinfer.engine.llm import LLM
     from dinfer.errors import DinferError
-    from dinfer.request import Output, SamplingParams
+    from dinfer.request import CanvasEvent, Output, SamplingParams, TextEvent
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "DinferError", "Output", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CanvasEvent",
+    "DinferError",
+    "Output",
+    "SamplingParams",
+    "TextEvent",
+]
 
 _HOME = {
     "LLM": "dinfer.engine.llm",
     "AsyncLLM": "dinfer.engine.async_llm",
+    "CanvasEvent": "dinfer.request",
     "DinferError": "dinfer.errors",
     "Output": "dinfer.request",
     "SamplingParams": "dinfer.request",
+    "TextEvent": "dinfer.request",
 }
 
 
