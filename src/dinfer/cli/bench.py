@@ -190,6 +190,7 @@ def versus(
     repeats: Repeats = 2,
     threads: Threads = None,
     dtype: o.Dtype = "auto",
+    compiled: o.Compiled = False,
     as_json: o.Json = False,
 ) -> None:
     """dInfer beside Fast-dLLM on the same weights, prompts and canvas: quality, forwards, speed."""
@@ -200,7 +201,7 @@ def versus(
 
     found = _settings(threads)
     loaded = open_any(model, dtype, "cpu")
-    llm = LLM(loaded, max_sequences=concurrency)
+    llm = LLM(loaded, max_sequences=concurrency, compiled=compiled)
     random = model in SHAPES
     tokens_per_step = tokens_per_step or (4 if random else None)
     if max_tokens % 32 or (tokens_per_step and 32 % tokens_per_step):
