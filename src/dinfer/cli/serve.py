@@ -19,6 +19,16 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: dinfer serve tiny-sdar tiny-llada --port 8000")(serve)
 
 
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DINFER_API_KEYS",
+        show_envvar=True,
+        help="Keys, with commas between them; best given in the environment.",
+    ),
+]
+
+
 def serve(
     models: Annotated[
         list[str] | None,
@@ -26,14 +36,7 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    api_keys: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DINFER_API_KEYS",
-            show_envvar=True,
-            help="Keys, with commas between them; best given in the environment.",
-        ),
-    ] = None,
+    api_keys: Keys = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file with a key in each line.")
     ] = None,
@@ -51,6 +54,8 @@ def serve(
     ] = 30.0,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quant: o.Quant = None,
+    compiled: o.Compiled = False,
 ) -> None:
     """Serves models over HTTP: the OpenAI protocol, infilling, and a page to watch the canvas."""
     try:
@@ -65,13 +70,12 @@ def serve(
 
     keys = read_keys(api_keys, api_key_file)
     settings = Settings(keys, max_body, max_queue, max_request, deadline)
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log_to(JsonLines())
+    options = {"dtype": dtype, "device": device, "quant": quant, "compiled": compiled}
     with ExitStack() as stack:
         served = {}
         for name, source in named(models or [o.DEFAULT_MODEL]).items():
-            served[name] = AsyncLLM(source, dtype=dtype, device=device, max_sequences=max_sequences)
+            served[name] = AsyncLLM(source, max_sequences=max_sequences, **options)
             stack.callback(served[name].close)
 
         def announce(address: str) -> None:
@@ -81,6 +85,13 @@ def serve(
             typer.echo(line, err=True)
 
         run(create_app(served, settings), host, port, drain, announce)
+
+
+def log_to(lines: logging.Formatter) -> None:
+    """Sends the log to standard error in this form."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(lines)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def named(models: list[str]) -> dict[str, str]:
