@@ -4,7 +4,7 @@ import json
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -169,14 +169,23 @@ def growth(
     _show({"model": model, "milliseconds_per_token": figures, **found}, as_json)
 
 
-def versus(
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = "tiny-llada",
+@dataclass(frozen=True)
+class Rivalry:
+    """The other side of `versus`."""
+
     fast_dllm: Annotated[
         Path | None, typer.Option(help="Fast-dLLM checkout; none: our baseline from its paper.")
-    ] = None,
+    ] = None
     python: Annotated[
         str, typer.Option(help="Interpreter with transformers 4.x and einops for the checkout.")
-    ] = sys.executable,
+    ] = sys.executable
+
+
+@o.grouped
+def versus(
+    strategies: o.Strategies,
+    rivalry: Rivalry,
+    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = "tiny-llada",
     task: Task = "math",
     num: Num = 100,
     max_tokens: Tokens = 160,
@@ -184,9 +193,6 @@ def versus(
         int | None, typer.Option(min=1, help="Hold both sides to this (random weights: 4).")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Of ours, for throughput.")] = 32,
-    decoder: o.Decoder = None,
-    cache: o.Cache = None,
-    iteration: o.Iteration = None,
     repeats: Repeats = 2,
     threads: Threads = None,
     dtype: o.Dtype = "auto",
@@ -197,7 +203,6 @@ def versus(
     from dinfer.bench.shape import SHAPES, open_any
     from dinfer.bench.versus import Canvas, duel
     from dinfer.engine.llm import LLM
-    from dinfer.request import SamplingParams
 
     found = _settings(threads)
     loaded = open_any(model, dtype, "cpu")
@@ -210,11 +215,9 @@ def versus(
             " Fast-dLLM takes whole blocks of 32 and a divisor of 32."
         )
     canvas = Canvas(max_tokens, tokens_per_step=tokens_per_step)
-    if tokens_per_step:
-        decoder = decoder or f"fixed:steps={32 // tokens_per_step}"
-    params = SamplingParams(
-        max_tokens, ignore_eos=random, decoder=decoder, cache=cache, iteration=iteration
-    )
+    params = strategies.params(max_tokens=max_tokens, ignore_eos=random)
+    if tokens_per_step and params.decoder is None:
+        params = replace(params, decoder=f"fixed:steps={32 // tokens_per_step}")
     prompts = (
         [[5 + (p * 31 + n) % 800 for p in range(128)] for n in range(num)]
         if random
@@ -222,26 +225,24 @@ def versus(
     )
     console = Console(stderr=True, quiet=as_json)
     with ExitStack() as stack:
-        rival = _rival(stack, fast_dllm, python, loaded, canvas)
+        rival = _rival(stack, rivalry, loaded, canvas)
         result = duel(llm, rival, prompts, params, repeats, lambda x: console.print(x, style="dim"))
     quality = {} if random else _quality(llm, task, num, result)
     head = {"model": model, **_model(loaded), "rival": rival.name, "mode": str(result.mode)}
     _show({**head, **quality, **result.figures(), "modes_tried": result.tried, **found}, as_json)
 
 
-def _rival(
-    stack: ExitStack, checkout: Path | None, python: str, loaded: "Loaded", canvas: "Canvas"
-) -> "Rival":
+def _rival(stack: ExitStack, rivalry: Rivalry, loaded: "Loaded", canvas: "Canvas") -> "Rival":
     from dinfer.bench.shape import SHAPES, write_checkpoint
     from dinfer.bench.versus import Baseline, Original
 
-    if checkout is None:
+    if rivalry.fast_dllm is None:
         return Baseline(loaded, canvas)
     folder = loaded.folder
     if loaded.name in SHAPES:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_checkpoint(loaded, folder)
-    return stack.enter_context(Original(checkout, python, folder, loaded, canvas))
+    return stack.enter_context(Original(rivalry.fast_dllm, rivalry.python, folder, loaded, canvas))
 
 
 def _quality(llm: "LLM", task: str, num: int, result: Any) -> dict[str, float | None]:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -43,15 +43,21 @@ Fact = Annotated[
 
 
 @dataclass(frozen=True)
-class Opening:
+class Loading:
+    """How weights are held and run; the names are those of LLM's arguments."""
+
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    compiled: Compiled = False
+    quant: Quant = None
+
+
+@dataclass(frozen=True)
+class Opening(Loading):
     """Options of every command that opens a model."""
 
     model: Model = DEFAULT_MODEL
-    dtype: Dtype = "auto"
-    device: Device = "auto"
     fact: Fact = None
-    compiled: Compiled = False
-    quant: Quant = None
 
     def open(self, **limits: Any) -> "LLM":
         """The model; `limits` go to LLM."""
@@ -69,7 +75,20 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Strategies:
+    """The three choices of a request; None = what the model recommends."""
+
+    decoder: Decoder = None
+    cache: Cache = None
+    iteration: Iteration = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """With `more` fields, such as max_tokens."""
+        return SamplingParams(**vars(self) | more)
+
+
+@dataclass(frozen=True)
+class Sampling(Strategies):
     """Options of every command that fills a canvas."""
 
     temperature: Temperature = 0.0
@@ -77,21 +96,12 @@ class Sampling:
     top_k: TopK = 0
     seed: Seed = 0
     guidance: Guidance = 0.0
-    decoder: Decoder = None
-    cache: Cache = None
-    iteration: Iteration = None
-
-    def params(self, **more: Any) -> SamplingParams:
-        """With `more` fields, such as max_tokens."""
-        return SamplingParams(**vars(self), **more)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of type Opening or Sampling appear as their options, each by
-    itself.
-    """
+    """A command whose parameters that are dataclasses appear as the options that these hold."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if hint in (Opening, Sampling)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
         group = groups.get(parameter.name)

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,24 @@ Keys = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What a call may take; the names are those of Settings."""
+
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a call's body.")] = 2**20
+    max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait, per model.")] = 256
+    max_request: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of prompt and answer together.")
+    ] = None
+    deadline: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that a call may take.")
+    ] = None
+
+
+@o.grouped
 def serve(
+    bounds: Bounds,
+    loading: o.Loading,
     models: Annotated[
         list[str] | None,
         typer.Argument(help="Names, folders or hub ids; NAME=FOLDER gives a name to be asked by."),
@@ -40,22 +58,10 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file with a key in each line.")
     ] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a call's body.")] = 2**20,
-    max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait, per model.")] = 256,
-    max_request: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of prompt and answer together.")
-    ] = None,
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
-    deadline: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds that a call may take.")
-    ] = None,
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds that calls in progress have after SIGTERM.")
     ] = 30.0,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    quant: o.Quant = None,
-    compiled: o.Compiled = False,
 ) -> None:
     """Serves models over HTTP: the OpenAI protocol, infilling, and a page to watch the canvas."""
     try:
@@ -69,13 +75,12 @@ def serve(
     from dinfer.engine.async_llm import AsyncLLM
 
     keys = read_keys(api_keys, api_key_file)
-    settings = Settings(keys, max_body, max_queue, max_request, deadline)
+    settings = Settings(keys, **vars(bounds))
     log_to(JsonLines())
-    options = {"dtype": dtype, "device": device, "quant": quant, "compiled": compiled}
     with ExitStack() as stack:
         served = {}
         for name, source in named(models or [o.DEFAULT_MODEL]).items():
-            served[name] = AsyncLLM(source, max_sequences=max_sequences, **options)
+            served[name] = AsyncLLM(source, max_sequences=max_sequences, **vars(loading))
             stack.callback(served[name].close)
 
         def announce(address: str) -> None:
