@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dinfer.kernel.attention import Span, attention, attention_reference, grouped
 from dinfer.kernel.noise import uniform
 from dinfer.kernel.propose import GROUP, RowSampling, propose
+from dinfer.nn.linear import Linear
 
 V, MASK = 50, 7
 
@@ -133,7 +134,14 @@ def test_sampled_frequencies(temperature: float, top_p: float, top_k: int) -> No
 def test_forbidden_tokens_are_not_chosen_and_leave_the_confidence_alone() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     allowed = torch.tensor([[False, True, True, True]])
-    found = propose(logits, torch.nn.Identity(), 3, (), sampling(1), allowed)
+    head = Linear(4, 4)
+    head.weight = torch.nn.Parameter(torch.eye(4), requires_grad=False)
+    for needs in (set(), {"entropy"}):
+        found = propose(logits, head, 3, needs, sampling(1), allowed)
+        check_forbidden(found)
+
+
+def check_forbidden(found: dict[str, torch.Tensor]) -> None:
     assert found["tokens"].tolist() == [1]
     expected = math.exp(2) / (math.exp(3) + math.exp(2) + math.exp(1))
     assert found["confidence"].item() == pytest.approx(expected, rel=1e-5)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dinfer.kernel.likeliest import Head, likeliest
 from dinfer.kernel.noise import uniform
 from dinfer.step import TOP
 
@@ -54,7 +55,7 @@ class Guidance:
 
 def propose(
     hidden_RD: Tensor,
-    head: nn.Module,
+    head: Head,
     mask_id: int,
     needs: Iterable[str],
     sampling: RowSampling,
@@ -75,6 +76,10 @@ def propose(
     the raw probabilities.
     """
     needs = frozenset(needs)
+    plain = held_R is None and guidance is None and embedding_VD is None
+    if sampling.greedy and not needs and plain:
+        tokens, confidence = likeliest(hidden_RD, head, mask_id, allowed_RV)
+        return {"tokens": tokens, "confidence": confidence}
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
@@ -92,7 +97,7 @@ def propose(
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def kept(hidden_RD: Tensor, head: nn.Module, mask_id: int, held_R: Tensor) -> Tensor:
+def kept(hidden_RD: Tensor, head: Head, mask_id: int, held_R: Tensor) -> Tensor:
     """Probability [R] of given tokens under the raw logits, float32."""
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
@@ -103,7 +108,7 @@ def kept(hidden_RD: Tensor, head: nn.Module, mask_id: int, held_R: Tensor) -> Te
     return torch.cat(parts)
 
 
-def _guide(logits_RV: Tensor, head: nn.Module, guidance: Guidance, start: int) -> None:
+def _guide(logits_RV: Tensor, head: Head, guidance: Guidance, start: int) -> None:
     """`u + (1 + scale) (c - u)` in place, for the guided ones of the rows from `start` on."""
     part = slice(*guidance.rows.searchsorted((start, start + len(logits_RV))))
     if part.start < part.stop:

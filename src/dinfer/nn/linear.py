@@ -5,6 +5,7 @@ Drawing weights that are thrown away takes time, and on the meta device it loads
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from dinfer.kernel.experts import grouped_linear
 
@@ -17,6 +18,11 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Nothing: see the module."""
+
+    def columns(self, x_TD: Tensor, start: int, stop: int) -> Tensor:
+        """A run of the outputs [T, stop - start]."""
+        bias = None if self.bias is None else self.bias[start:stop]
+        return linear(x_TD, self.weight[start:stop], bias)
 
 
 class GroupedLinear(nn.Module):

@@ -100,7 +100,8 @@ class CodedLinear(_Coded):
         self.bias = nn.Parameter(torch.empty(out)) if bias else None
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        out = self.products[0](x_TD)
+        # The size is said again for the compiler, which does not know that of packed weights.
+        out = self.products[0](x_TD).view(-1, self.shape[0])
         return out if self.bias is None else out + self.bias
 
 
