@@ -77,9 +77,10 @@ def propose(
     """
     needs = frozenset(needs)
     plain = held_R is None and guidance is None and embedding_VD is None
-    if sampling.greedy and not needs and plain:
+    if sampling.greedy and plain and needs <= {"noise"}:
         tokens, confidence = likeliest(hidden_RD, head, mask_id, allowed_RV)
-        return {"tokens": tokens, "confidence": confidence}
+        found = {"tokens": tokens, "confidence": confidence}
+        return found | ({"noise": _noise(sampling)} if needs else {})
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
@@ -143,11 +144,15 @@ def _one_group(
         found["top_tokens"] = choice.topk(most, dim=1).indices
         found["top_probs"] = (logits.gather(1, found["top_tokens"]) - total[:, None]).exp()
     if "noise" in needs:
-        # Step -1 - n keeps this stream apart from the one that samples tokens.
-        found["noise"] = uniform(sampling.seed, sampling.position, -1 - sampling.step, 1).squeeze(1)
+        found["noise"] = _noise(sampling)
     if "logits" in needs:
         found["logits"] = logits
     return found
+
+
+def _noise(sampling: RowSampling) -> Tensor:
+    """Of the decoders: step -1 - n keeps this stream apart from the one that samples tokens."""
+    return uniform(sampling.seed, sampling.position, -1 - sampling.step, 1).squeeze(1)
 
 
 def _entropy(logits_RV: Tensor) -> Tensor:
