@@ -108,8 +108,22 @@ class Scripted(nn.Module):
         self.rows.append(positions_T.tolist())
         return positions_T[:, None].float()
 
-    def head(self, hidden_RD: Tensor) -> Tensor:
+    @property
+    def head(self) -> "ScriptedHead":
+        return ScriptedHead(self.logits)
+
+
+class ScriptedHead:
+    """Logits by position, as the script says."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits, self.out_features = logits, logits.shape[1]
+
+    def __call__(self, hidden_RD: Tensor) -> Tensor:
         return self.logits[hidden_RD[:, 0].long()].clone()
+
+    def columns(self, hidden_RD: Tensor, start: int, stop: int) -> Tensor:
+        return self(hidden_RD)[:, start:stop]
 
 
 MASK, EOS = 15, 14

@@ -61,13 +61,15 @@ class Facts:
 class Window:
     """Positions `start <= p < stop` to denoise next.
 
-    horizon: under full attention, the first position that is left out while this window is open
-    (all but the canvas's last one, which tells the model where the text ends); None = none is.
+    horizon: under full attention, the first position that is left out while this window is open;
+    None = none is. last: the canvas's last position, which tells the model where the text ends,
+    stays in sight beyond the horizon.
     """
 
     start: int
     stop: int
     horizon: int | None = None
+    last: bool = True
 
 
 @dataclass(frozen=True)

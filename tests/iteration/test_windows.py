@@ -43,6 +43,21 @@ def test_pruned_runs_the_nearest_and_the_last(scripted: Callable[..., Engine]) -
     assert engine.model.rows[-1] == list(range(42))
 
 
+def test_pruned_without_the_last(scripted: Callable[..., Engine]) -> None:
+    """Prompt 2, 40 tokens, windows of 8, one ahead; the stored rows are kept, and what comes into
+    sight runs when the next window opens, with what was set last.
+    """
+    engine = scripted(dict.fromkeys(range(60), (5, 1.0)))
+    options = {"cache": "vicinity:left=0:right=0:reopen=false", "decoder": "fixed:steps=2"}
+    run(engine, [1, 1], max_tokens=40, iteration="pruned:length=8:ahead=1:last=false", **options)
+    assert engine.model.rows[0] == list(range(18))
+    assert engine.model.rows[1] == list(range(2, 10))
+    assert engine.model.rows[2][-1] == 25 and engine.model.rows[2][0] in range(2, 10)
+    assert engine.model.rows[3] == list(range(10, 18))
+    # Nothing is left to come into sight behind 42.
+    assert max(map(max, engine.model.rows)) == 41
+
+
 def test_fixed_text_behind_the_blanks_stays_in_sight(scripted: Callable[..., Engine]) -> None:
     from dataclasses import replace
 

@@ -18,9 +18,9 @@ class Vicinity:
     """`left` and `right` neighbours run along with the window.
 
     The whole canvas (of a block-causal model: all that is not final) runs in the first `warmup`
-    steps, when a window opens (with `reopen` false: only when the rows in sight are others than
-    before, as in a new block) and every `refresh` steps (0 = never). Rows whose token was set after
-    they last ran always run along.
+    steps, when a window opens (with `reopen` false: only when a block-causal model comes to a new
+    block) and every `refresh` steps (0 = never). Rows that come into sight, and rows whose token
+    was set after they last ran, always run along.
     """
 
     left: int = 16
@@ -42,9 +42,8 @@ class Vicinity:
 
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:
         """All rows, or the window with its neighbourhood."""
-        reach = canvas.reach(window.stop)
-        # Where the reach has moved (another block, another horizon), there are rows that never ran.
-        if not self.reopen and state.window is not None and state.reach == reach:
+        reach, ran = canvas.reach(window.stop), state.reach
+        if not self.reopen and state.window is not None and (canvas.block is None or reach == ran):
             state.window = window
         state.reach = reach
         if state.due(window, self.refresh) or state.plans <= self.warmup:
@@ -54,4 +53,7 @@ class Vicinity:
                 else _FINAL.plan(canvas, window, state)
             )
         start = max(state.final, min(window.start - self.left, canvas.first_changed()))
-        return StepPlan(range(start, min(window.stop + self.right, reach)), reach)
+        stop = min(window.stop + self.right, reach)
+        if reach > ran:  # rows that never ran
+            start, stop = min(start, ran), reach
+        return StepPlan(range(start, stop), reach)

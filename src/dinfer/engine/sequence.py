@@ -165,7 +165,7 @@ class Sequence:
             canvas = self.canvas
             plan = self.strategy.cache.plan(canvas, window, self.cache_state)
             self.plan = self._for_sources(plan, window) if self.shift else plan
-            if canvas.block is None and canvas.horizon < len(canvas):
+            if canvas.block is None and canvas.horizon < len(canvas) and window.last:
                 self.plan = self.plan.and_last(len(canvas) - 1)
         return True
 

@@ -12,7 +12,8 @@ from dinfer.step import Window
 
 @dataclass(frozen=True)
 class Pruned:
-    """Blocks as of `blockwise`, with the `ahead` next ones and the last position in sight.
+    """Blocks as of `blockwise`, with the `ahead` next ones in sight, and of the rest the `last`
+    position alone.
 
     Block-causal models never look ahead; for them it is `blockwise`.
     """
@@ -20,6 +21,7 @@ class Pruned:
     length: int = 32
     ahead: int = 2
     aligned: bool = False
+    last: bool = True
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.ahead < 0:
@@ -37,6 +39,5 @@ class Pruned:
         # none.
         horizon = window.stop + self.ahead * self.length
         fixed = canvas.given[horizon:].any()
-        return Window(
-            window.start, window.stop, len(canvas) if fixed else min(horizon, len(canvas))
-        )
+        horizon = len(canvas) if fixed else min(horizon, len(canvas))
+        return Window(window.start, window.stop, horizon, self.last)
