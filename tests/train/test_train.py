@@ -110,6 +110,19 @@ def test_block_causal_batch(block: int, all_masked: bool) -> None:
         assert (numbers[own] == numbers[row]).all() and row in own
 
 
+def test_one_prompt_is_one_block() -> None:
+    """Clean rows before the first noisy block see one another; all else is as without."""
+    plain, whole = (
+        block_causal_batch(batch()[:1], 2, 1, 0, torch.Generator(), one_prompt=one)
+        for one in (False, True)
+    )
+    assert plain.visible_TT is not None and whole.visible_TT is not None
+    start = 4  # the prompt of 5 ends in the third block, which holds a part of the answer
+    assert not plain.visible_TT[:start, :start].all()
+    assert whole.visible_TT[:start, :start].all() and not whole.visible_TT[:start, start:].any()
+    assert torch.equal(plain.visible_TT[start:], whole.visible_TT[start:])
+
+
 def test_bidirectional_batch() -> None:
     """Only the answer is masked, prompts never; both copies together mask every place of an open
     row.

@@ -44,11 +44,13 @@ def block_causal_batch(
     eos_id: int,
     rng: torch.Generator,
     all_masked: bool = False,
+    one_prompt: bool = False,
 ) -> Noised:
     """Clean canvas once, then noisy copies of the answer's blocks that see the clean blocks before
     their own: two with complementary masks, or one that is `all_masked`.
 
-    Tokens without weight are never masked.
+    Tokens without weight are never masked. With `one_prompt` the blocks before the answer are one,
+    as for a bidirectional model whose answer is cut off behind the window.
 
     The layout of block diffusion (arXiv 2503.09573, section 3): one pass trains every block. All
     masked with short blocks, every token is predicted from (nearly) all before it, so sums are
@@ -72,6 +74,8 @@ def block_causal_batch(
     lengths = torch.tensor([length, *[length - start] * len(parts)])
     copy = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     number = positions // block
+    if one_prompt:
+        number = number.clamp(min=start // block - 1)
     before = (copy[None, :] == 0) & (number[None, :] < number[:, None])
     same = (copy[None, :] == copy[:, None]) & (number[None, :] == number[:, None])
     weights = worth * answered

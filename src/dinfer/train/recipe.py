@@ -109,6 +109,8 @@ RECIPES = {
         },
         steps=680,
         block_causal=False,
+        math=64,
+        brief=16,
         muon_lr=0.01,
         adam_lr=0.0015,
     ),

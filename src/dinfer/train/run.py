@@ -37,6 +37,9 @@ MICRO = 16
 SHORT = (1, 1, 2, 4)
 """Lengths of the short, all-masked blocks that every other forward trains with."""
 
+WINDOW = 8
+"""Length of the windows that the bundled models are decoded with."""
+
 DECAY = 0.4
 """Share of the steps, at the end, over which the learning rate falls to zero."""
 
@@ -141,16 +144,20 @@ class Run:
         return total
 
     def _loss(self, part: list[Ids], rng: torch.Generator, number: int) -> Tensor:
-        """Short all-masked blocks in every other forward; a bidirectional model meets them until
-        the learning rate falls, for the sums that they teach.
+        """Blocks of the family's own attention in every other forward; else blocks that see what is
+        before them alone: short and all masked, for the sums that they teach, and for a
+        bidirectional model also windows as it is decoded with, and those alone once the learning
+        rate falls.
         """
-        if (self.step + number) % 2 and (self.recipe.block_causal or self._rate() == 1.0):
+        causal = self.recipe.block_causal
+        if (self.step + number) % 2 == 0:
+            make = block_causal_batch if causal else bidirectional_batch
+            noised = make(part, BLOCK, MASK_ID, EOS_ID, rng)
+        elif causal or (self._rate() == 1.0 and torch.rand((), generator=rng) < 0.5):
             short = SHORT[int(torch.randint(len(SHORT), (), generator=rng))]
             noised = block_causal_batch(part, short, MASK_ID, EOS_ID, rng, all_masked=True)
-        elif self.recipe.block_causal:
-            noised = block_causal_batch(part, BLOCK, MASK_ID, EOS_ID, rng)
         else:
-            noised = bidirectional_batch(part, BLOCK, MASK_ID, EOS_ID, rng)
+            noised = block_causal_batch(part, WINDOW, MASK_ID, EOS_ID, rng, one_prompt=True)
         return masked_loss(self.model, noised, MASK_ID)
 
     def _rate(self) -> float:
