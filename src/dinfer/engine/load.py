@@ -210,7 +210,7 @@ def blank(
         with torch.device("meta"):
             model: Transformer = family.Model(shape)
             if quant is not None:
-                quantised.prepare(model.layers, build("quant", quant))
+                quantised.prepare(model, build("quant", quant))
     finally:
         torch.set_default_dtype(before)
     return model
@@ -264,7 +264,7 @@ def load(
         model.head.weight = model.embedding.weight
     coded = stored_quant(config) is not None
     load_weights(places(model, family.slots(shape), coded), folder)
-    quantised.seal(model.layers)
+    quantised.seal(model)
     model.requires_grad_(False).eval()
     if not 0 <= known.mask_id < shape.vocab:
         raise DinferError(

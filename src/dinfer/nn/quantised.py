@@ -5,13 +5,15 @@ they come from the file.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dinfer.kernel.experts import active
+from dinfer.kernel.likeliest import PIECE
 from dinfer.nn.linear import GroupedLinear, Linear
+from dinfer.nn.transformer import Transformer
 
 AT_ONCE = 1 << 24
 """Weights that are quantised at once. Much smaller pieces come from the heap, and fragment it."""
@@ -19,6 +21,9 @@ AT_ONCE = 1 << 24
 
 class Scheme(Protocol):
     """A way to store weights in fewer bits; see `quant/`."""
+
+    head: ClassVar[bool]
+    """Whether the head is stored so too; else it stays as it is."""
 
     def fits(self, size: int) -> bool:
         """Whether weights with rows of this size can be stored so."""
@@ -105,6 +110,31 @@ class CodedLinear(_Coded):
         return out if self.bias is None else out + self.bias
 
 
+class CodedHead(_Coded):
+    """As a `Linear` without bias, with a product for every PIECE of the vocabulary."""
+
+    def __init__(self, scheme: Scheme, size: int, out: int) -> None:
+        super().__init__(scheme, out, size)
+        self.out_features = out
+
+    def seal(self) -> None:
+        """Lays the pieces out for use, one after the other."""
+        codes, scales = self.codes, self.scales
+        assert codes is not None and scales is not None, "sealed"
+        self.codes, self.scales = None, None
+        pieces = zip(torch.split(codes, PIECE), torch.split(scales, PIECE), strict=True)
+        self.products = [self.scheme.product(*each) for each in pieces]
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.columns(x_TD, 0, self.out_features)
+
+    def columns(self, x_TD: Tensor, start: int, stop: int) -> Tensor:
+        """A run of the outputs [T, stop - start], in whole pieces."""
+        assert start % PIECE == 0 and (stop % PIECE == 0 or stop == self.out_features)
+        parts = [product(x_TD) for product in self.products[start // PIECE : -(-stop // PIECE)]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
 class CodedGroupedLinear(_Coded):
     """As `GroupedLinear`."""
 
@@ -117,13 +147,13 @@ class CodedGroupedLinear(_Coded):
         return torch.cat(parts) if parts else x_SD.new_empty(0, self.shape[1])
 
 
-def prepare(layers: nn.Module, scheme: Scheme) -> None:
+def prepare(model: Transformer, scheme: Scheme) -> None:
     """Puts coded layers in the place of the linear ones, as far as the scheme fits their size.
 
-    To be called before weights are loaded. Routers and norms are no linear layers and stay, and so
-    do the embedding and the head, which are not among a stack's layers.
+    To be called before weights are loaded. The embedding stays, and so do routers and norms, which
+    are no linear layers.
     """
-    for owner in list(layers.modules()):
+    for owner in list(model.layers.modules()):
         for name, child in owner.named_children():
             if isinstance(child, Linear) and scheme.fits(child.in_features):
                 coded: nn.Module = CodedLinear(
@@ -135,10 +165,13 @@ def prepare(layers: nn.Module, scheme: Scheme) -> None:
             else:
                 continue
             setattr(owner, name, coded)
+    shape = model.shape
+    if scheme.head and not shape.tied and scheme.fits(shape.hidden):
+        model.set_submodule("head", CodedHead(scheme, shape.hidden, shape.vocab))
 
 
-def seal(layers: nn.Module) -> None:
+def seal(model: Transformer) -> None:
     """Makes every coded layer ready for use, one after the other."""
-    for layer in layers.modules():
+    for layer in model.modules():
         if isinstance(layer, _Coded):
             layer.seal()

@@ -3,6 +3,7 @@ arXiv 2306.00978, without its search); rows stay as they are.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class Int4:
     """
 
     group: int = 64
+    head: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:

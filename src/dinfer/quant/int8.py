@@ -3,6 +3,7 @@ without its outliers).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from dinfer.kernel.int8 import Product, int8_product, quantise_rows
 @dataclass(frozen=True)
 class Int8:
     """One byte a weight and one float32 scale a row; integer products."""
+
+    head: ClassVar[bool] = True
 
     def fits(self, size: int) -> bool:
         """Rows of any size."""
