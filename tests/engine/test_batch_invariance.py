@@ -40,6 +40,8 @@ ITERATIONS = [
     "adablock:length=6:delimiter=84:threshold=0.01",
     "smooth:length=8",
     "subblock:block=16:length=4",
+    "daedal:length=8:initial=8:by=4",
+    "daedal:length=8:initial=9:begin_at=0:low=0.6",
     None,
 ]
 
