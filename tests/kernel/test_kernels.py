@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dinfer.kernel.attention import Span, attention, attention_reference, grouped
 from dinfer.kernel.noise import uniform
-from dinfer.kernel.propose import GROUP, RowSampling, propose
+from dinfer.kernel.propose import GROUP, Extras, RowSampling, propose
 
 V, MASK = 50, 7
 
@@ -133,7 +133,7 @@ def test_sampled_frequencies(temperature: float, top_p: float, top_k: int) -> No
 def test_forbidden_tokens_are_not_chosen_and_leave_the_confidence_alone() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     allowed = torch.tensor([[False, True, True, True]])
-    found = propose(logits, torch.nn.Identity(), 3, (), sampling(1), allowed)
+    found = propose(logits, torch.nn.Identity(), 3, (), sampling(1), Extras(allowed))
     assert found["tokens"].tolist() == [1]
     expected = math.exp(2) / (math.exp(3) + math.exp(2) + math.exp(1))
     assert found["confidence"].item() == pytest.approx(expected, rel=1e-5)

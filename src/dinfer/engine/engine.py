@@ -27,6 +27,7 @@ from dinfer.request import (
     SamplingParams,
     TextEvent,
     Usage,
+    repetition,
 )
 from dinfer.step import PAGE, Facts
 from dinfer.text.tokenizer import Tokenizer
@@ -262,6 +263,7 @@ class Engine:
             ids = ids[:-1]
         if answer.stopped:
             ids = self._before_stop(ids, answer.text)
+        stats.repetition = repetition(ids)
         probs = sequence.logprobs[canvas.answer : canvas.answer + len(ids)].tolist()
         usage = Usage(canvas.answer, len(ids))
         logprobs = probs if request.params.logprobs else None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.sequence import Sequence
-from dinfer.kernel.propose import Guidance, RowSampling, kept, propose
+from dinfer.kernel.propose import Extras, Guidance, RowSampling, kept, propose
 from dinfer.nn.transformer import Transformer
 from dinfer.step import Commit, Decoder, Part, Proposal, Seen, WindowState
 
@@ -123,10 +123,12 @@ def _found(
         mask_id,
         frozenset[str]().union(*(s.strategy.decoder.needs for s in batch)),
         _sampling(batch, asked, device),
-        _allowed(batch, asked, model.shape.vocab, device),
-        held,
-        _guidance(batch, rows, hidden_TD),
-        model.embedding.weight if any(mixing) else None,
+        Extras(
+            _allowed(batch, asked, model.shape.vocab, device),
+            held,
+            _guidance(batch, rows, hidden_TD),
+            model.embedding.weight if any(mixing) else None,
+        ),
     )
     if held is not None:
         found["held"] = held
@@ -239,11 +241,14 @@ def _allowed(
     batch: Many[Sequence], asked: list[Ids], vocab: int, device: torch.device
 ) -> Tensor | None:
     """[R, V] bool where some request forbids tokens, else None."""
-    if not any(s.request.forbidden for s in batch):
+    if not any(s.request.forbidden or s.request.params.min_tokens for s in batch):
         return None
     allowed = torch.ones(sum(map(len, asked)), vocab, dtype=torch.bool, device=device)
     start = 0
     for sequence, positions in zip(batch, asked, strict=True):
-        allowed[start : start + len(positions), list(sequence.request.forbidden)] = False
+        request, canvas = sequence.request, sequence.canvas
+        allowed[start : start + len(positions), list(request.forbidden)] = False
+        early = int(positions.searchsorted(canvas.answer + request.params.min_tokens))
+        allowed[start : start + early, list(canvas.ends)] = False
         start += len(positions)
     return allowed
