@@ -36,12 +36,19 @@ def points(
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
     best = sorted((x, y) for x, y, _, front in found if front)
-    axes.plot(*zip(*best, strict=True), color="tab:red", zorder=1)
+    axes.tick_params(which="both", length=3, pad=4)
+    (line,) = axes.plot(*zip(*best, strict=True), color="tab:red", zorder=1)
     for x, y, _, front in found:
         axes.scatter(x, y, s=18, color="tab:red" if front else "tab:gray", zorder=2)
-    handles = [axes.scatter([], [], s=18, color="tab:red" if f else "tab:gray") for *_, f in found]
+    dots = [axes.scatter([], [], s=18, color="tab:red" if f else "tab:gray") for *_, f in found]
     names = [f"{number}  {name}" for number, (_, _, name, _) in enumerate(found, 1)]
-    figure.legend(handles, names, loc="outside right upper", fontsize=7, frameon=False)
+    figure.legend(
+        [line, *dots],
+        ["no other is both better and quicker", *names],
+        loc="outside right upper",
+        fontsize=7,
+        frameon=False,
+    )
     axes.margins(0.06)
     figure.draw_without_rendering()
     spots = axes.transData.transform([(x, y) for x, y, _, _ in found])
@@ -60,14 +67,14 @@ def _offsets(spots: Any) -> list[tuple[float, float]]:
     chosen = []
     for x, y in spots:
         around = [
-            (radius * math.cos(turn), radius * math.sin(turn))
-            for radius in (11, 17)
+            (1.4 * radius * math.cos(turn), radius * math.sin(turn))
+            for radius in (10, 16)
             for turn in (math.tau * n / 12 for n in range(12))
         ]
 
         def room(offset: tuple[float, float], x: float = x, y: float = y) -> float:
             gaps = [math.dist((x + offset[0], y + offset[1]), other) for other in taken]
-            return min(min(gaps), 11) - math.hypot(*offset) / 100
+            return min(min(gaps), 12) - math.hypot(*offset) / 100
 
         best = max(around, key=room)
         chosen.append(best)
