@@ -82,7 +82,7 @@ class Sequence:
         self.settled = self.canvas.answer
         self.canvas.revisable = not self.strategy.decoder.monotone
         self.logprobs = np.zeros(self.canvas.ceiling)
-        if begin := getattr(self.strategy.iteration, "begin", None):
+        if begin := self._hook("begin"):
             begin(self.canvas)
 
     @property
@@ -212,6 +212,7 @@ class Sequence:
         place = next(free, None)
         if place is None:
             return none, none
+        assert growth.count > 0, "a canvas must grow by something"
         count, old = growth.count, np.flatnonzero(~canvas.masked[place:]) + place
         canvas.insert(place, count)
         self.logprobs[place + count :] = self.logprobs[place:-count].copy()
