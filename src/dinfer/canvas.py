@@ -16,11 +16,14 @@ class Canvas:
     from here on need no decision (after the first end-of-text, after max_tokens). block: length of
     the model's attention blocks, None for full attention. revisable: set tokens of the open window
     that were not given may still change. horizon: first position that the open window leaves out.
-    chosen: the last window that was narrowed to what the model proposed, (start, stop).
+    chosen: the last window that was narrowed to what the model proposed, (start, stop). ends: ids
+    that end the answer (none where it is filled in any case). end: where the answer ends without
+    such an id. ceiling: most positions that the canvas may have.
     """
 
     revisable = False
     chosen = (0, 0)
+    ends: frozenset[int] = frozenset()
 
     def __init__(
         self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None
@@ -34,6 +37,7 @@ class Canvas:
         self.stale = np.ones(len(filled), dtype=bool)
         self.horizon = len(filled)
         self.answer, self.limit, self.mask_id, self.block = answer, limit, mask_id, block
+        self.end, self.ceiling = limit, len(filled)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,3 +84,21 @@ class Canvas:
         self.tokens[positions] = self.mask_id
         self.masked[positions] = True
         self.stale[positions] = True
+
+    def cut(self, length: int) -> None:
+        """Leaves the positions from `length` on out, until the canvas grows again."""
+        for name in ("tokens", "masked", "given", "stale"):
+            setattr(self, name, getattr(self, name)[:length])
+        self._bound(min(self.end, length))
+
+    def insert(self, place: int, count: int) -> None:
+        """Puts `count` masks before `place`; what lies from there on moves."""
+        assert not self.given[place:].any() and len(self) + count <= self.ceiling
+        for name, blank in (("tokens", self.mask_id), ("masked", True), ("given", False)):
+            setattr(self, name, np.insert(getattr(self, name), place, [blank] * count))
+        self.stale = np.append(self.stale[:place], np.ones(len(self) - place, dtype=bool))
+        self._bound(self.end + count)
+
+    def _bound(self, end: int) -> None:
+        self.limit = self.end = end
+        self.horizon = len(self)

@@ -1,5 +1,6 @@
 """What a caller asks for and what comes back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -7,12 +8,19 @@ from dinfer.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort"]
 
+REPEAT = 4
+"""Tokens of a run that `Stats.repetition` looks for."""
+
+REPETITIVE = 0.5
+"""Repetition from which an answer is worth an alarm."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How to fill the canvas of one request.
 
-    max_tokens: most tokens of the answer, any number. temperature: 0 takes the likeliest token.
+    max_tokens: most tokens of the answer, any number. min_tokens: no end of text among so many
+    first ones (1 = no empty answer). temperature: 0 takes the likeliest token.
     top_p, top_k: sample from the likeliest tokens of that probability mass or that many (0 = all).
     seed: same seed, same tokens, whatever the batch. stop: strings that end the answer and are
     left out of it. n: answers per prompt. logprobs: also give the log probability of each token
@@ -35,12 +43,14 @@ class SamplingParams:
     decoder: str | None = None
     cache: str | None = None
     iteration: str | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.stop is None or isinstance(self.stop, str | list):
             stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
             object.__setattr__(self, "stop", stop)
         _whole("max_tokens", self.max_tokens, 1)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _whole("n", self.n, 1)
         _whole("seed", self.seed, 0)
@@ -124,7 +134,8 @@ class Stats:
     reused: leading rows that an earlier request had run already.
 
     tokens_per_forward counts the answer's tokens, end-of-text included. seconds: from its
-    admission to its end; queued_seconds: before that.
+    admission to its end; queued_seconds: before that. repetition: share of the answer's runs of
+    REPEAT tokens that stood in it before; from REPETITIVE on the answer goes round in circles.
     """
 
     forward_passes: int = 0
@@ -133,11 +144,20 @@ class Stats:
     tokens: int = 0
     seconds: float = 0.0
     queued_seconds: float = 0.0
+    repetition: float = 0.0
 
     @property
     def tokens_per_forward(self) -> float:
         """Answer tokens divided by forward passes."""
         return self.tokens / max(1, self.forward_passes)
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Share of the runs of REPEAT tokens that stood before in the same text; 0 where it is too
+    short to tell.
+    """
+    runs = [tuple(tokens[i : i + REPEAT]) for i in range(len(tokens) - REPEAT + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 @dataclass(frozen=True)

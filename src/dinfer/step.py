@@ -1,7 +1,7 @@
 """The nouns of one denoising step. One word per idea:
 
-canvas    token ids of a sequence: prompt, then blanks (then perhaps fixed text); a position never
-moves position  index into the canvas
+canvas    token ids of a sequence: prompt, then blanks (then perhaps fixed text)
+position  index into the canvas; a token keeps it, unless the canvas grows in front of it
 masked    a position that still has to be decided; the opposite is *set*
 window    the positions being denoised now; it stays open until none of them is masked
 block     unit of a block-causal model's attention grid, counted from position 0
@@ -58,18 +58,37 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Positions `start <= p < stop` of a window.
+
+    sure: None, or of what the decoder chooses here only tokens of a confidence above this are set,
+    perhaps none, and nothing is taken back.
+    """
+
+    start: int
+    stop: int
+    sure: float | None = None
+
+
+@dataclass(frozen=True)
 class Window:
     """Positions `start <= p < stop` to denoise next.
 
     horizon: under full attention, the first position that is left out while this window is open;
     None = none is. last: the canvas's last position, which tells the model where the text ends,
     stays in sight beyond the horizon.
+    parts: spans that the decoder decides each by itself, in rising order; empty = one, the whole.
     """
 
     start: int
     stop: int
     horizon: int | None = None
     last: bool = True
+    parts: tuple[Part, ...] = ()
+
+    def split(self) -> tuple[Part, ...]:
+        """The parts."""
+        return self.parts or (Part(self.start, self.stop),)
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,12 @@ class StepPlan:
         if isinstance(self.rows, range):
             return positions - self.rows.start
         return self.rows.searchsorted(positions)
+
+    def holds(self, positions: npt.NDArray[np.int64]) -> bool:
+        """Whether all of the positions are among the rows."""
+        if isinstance(self.rows, range):
+            return all(p in self.rows for p in positions[[0, -1]]) if len(positions) else True
+        return bool(np.isin(positions, self.rows).all())
 
     def and_last(self, last: int) -> "StepPlan":
         """The same with the canvas's last position, which lies behind all others."""
@@ -133,7 +158,7 @@ class CacheState:
 
 @dataclass
 class WindowState:
-    """What a decoder may remember of one sequence's open window.
+    """What a decoder may remember of one part of a sequence's open window.
 
     opened: masked positions when the window opened. steps: commits made in it so far. memory: the
     decoder's own.
@@ -193,12 +218,38 @@ class Commit:
     open: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a step proposes, as an iteration sees it: positions (rising) and tokens, int64, and
+    confidence, float32; [R] each.
+    """
+
+    positions: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    confidence: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """`count` more masks before the first of `places` that is still masked when the step is done,
+    or at the canvas's end if that is among them. wait: the step sets nothing.
+    """
+
+    places: tuple[int, ...]
+    count: int
+    wait: bool = False
+
+
 class Iteration(Protocol):
     """Chooses the window to denoise next.
 
-    May also have `narrow(canvas, window, positions, tokens, confidence) -> int`: asked in a
-    window's first step, with what is proposed for its undecided positions (arrays of equal length,
-    positions rising), for where the window shall end; the canvas then keeps it as `chosen`.
+    May also have `narrow(canvas, window, seen) -> int`: asked in a window's first step, with what
+    is proposed for its undecided positions, for where the window shall end; the canvas then keeps
+    it as `chosen`.
+
+    May have `begin(canvas)`, asked before a canvas first runs, which may cut it, and `grow(canvas,
+    window, seen) -> Growth | None`, asked in every step that runs all undecided positions from the
+    window on, with what is proposed for them; the canvas then grows, up to its ceiling.
 
     May have `mix(step) -> float`: how much of the embedding that the last step expected is added to
     the input of a mask in the request's step `step`.

@@ -29,6 +29,84 @@ def plans(spec: str, writes: list[list[int]]) -> list[list[int]]:
     return found
 
 
+EVERY, WINDOW = list(range(12)), [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("spec", "later"),
+    [
+        ("none", EVERY),
+        ("prefix", list(range(4, 12))),
+        ("dual", WINDOW),
+        ("vicinity:left=1:right=2", list(range(3, 10))),
+    ],
+)
+def test_all_when_the_window_opens_then_less(spec: str, later: list[int]) -> None:
+    assert plans(spec, [[]] * 3) == [EVERY, later, later]
+    if spec != "none":
+        sign = "refresh=2"
+        assert plans(f"{spec}:{sign}", [[]] * 4) == [EVERY, later, EVERY, later]
+
+
+def test_vicinity_warms_up_and_runs_what_was_set_far_away() -> None:
+    assert plans("vicinity:left=0:right=0:warmup=2", [[]] * 3) == [EVERY, EVERY, WINDOW]
+    # 4 and 5 are set in the first step, outside of the second window.
+    canvas = Canvas([7] * 4 + [None] * 8, 4, 12, 99, None)
+    for reopen, rows in (("true", EVERY), ("false", list(range(4, 8)))):
+        policy, state = build("cache", f"vicinity:left=0:right=0:reopen={reopen}"), CacheState()
+        canvas.stale[policy.plan(canvas, Window(4, 6), state).index] = False
+        canvas.write(np.array([4, 5]), np.array([3, 3]))
+        assert list(policy.plan(canvas, Window(6, 8), state).rows) == rows
+
+
+def causal(spec: str, windows: list[tuple[int, int]], writes: list[list[int]]) -> list[list[int]]:
+    """Rows on a block-causal canvas, blocks of 4, of 6 given and 6 masked positions."""
+    canvas = Canvas([7] * 6 + [None] * 6, 6, 12, 99, 4)
+    policy, state, found = build("cache", spec), CacheState(), []
+    for window, positions in zip(windows, writes, strict=True):
+        plan = policy.plan(canvas, Window(*window), state)
+        found.append(list(plan.rows))
+        canvas.stale[plan.index] = False
+        canvas.write(np.array(positions, dtype=np.int64), np.full(len(positions), 3))
+    return found
+
+
+def test_block_runs_the_finished_block_once_more() -> None:
+    windows = [(4, 8), (4, 8), (8, 12), (8, 12)]
+    assert causal("block", windows, [[6], [7], [8], []]) == [
+        list(range(8)),
+        [4, 5, 6, 7],
+        list(range(4, 12)),
+        [8, 9, 10, 11],
+    ]
+
+
+def test_subblock_runs_alone_once_its_first_is_set() -> None:
+    windows = [(6, 8), (6, 8), (6, 8), (8, 10), (8, 10), (10, 12)]
+    assert causal("subblock", windows, [[7], [6], [], [8], [9], []]) == [
+        list(range(8)),
+        [4, 5, 6, 7],  # 6 is still masked
+        [6, 7],
+        list(range(4, 12)),
+        [8, 9],
+        [8, 9, 10, 11],
+    ]
+
+
+def test_subblock_of_whole_blocks_is_block(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine("sdar")
+    spec = f"blockwise:length={engine.facts.block_length}:aligned=true"
+    outputs = [
+        serve(
+            make_engine("sdar"),
+            [request("a", [3] * 9, SamplingParams(max_tokens=20, cache=cache, iteration=spec))],
+        )["a"]
+        for cache in ("block", "subblock")
+    ]
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert outputs[0].stats.rows_run == outputs[1].stats.rows_run
+
+
 def test_interval() -> None:
     """Prompt every 6 steps, answer every 3, else the window."""
     every = list(range(12))

@@ -32,6 +32,7 @@ STATS = {
     "tokens",
     "seconds",
     "queued_seconds",
+    "repetition",
     "tokens_per_forward",
 }
 OUTPUT = {"id", "text", "token_ids", "finish_reason", "usage", "stats", "logprobs", "holes"}

@@ -25,6 +25,9 @@ REDUCED = {
     "remdm:steps=5:eta=0": "fixed:steps=5",
     "dream:ranking=maskgit:filtered=false": "fixed",
     "dream:ranking=maskgit": "fixed",
+    "factor:factor=0": "fixed",
+    "threshold:threshold=1": "fixed",
+    "fixed:steps=99": "fixed",
     "entropy:bound=0": "dream:ranking=entropy",
     "entropy_threshold:threshold=0": "dream:ranking=entropy:filtered=false",
 }

@@ -73,6 +73,19 @@ def threshold(w: Seen) -> Done:
     return commit(w, {i for i in w.masked if w.c(i) >= 0.5} | {w.sorted(w.c)[0]})
 
 
+def fixed(w: Seen) -> Done:
+    share = w.opened // 4 + (w.step < w.opened % 4)
+    return commit(w, w.sorted(w.c)[: max(1, share)])
+
+
+def factor(w: Seen) -> Done:
+    """Largest n with c_j >= 1 - 1.4 / (j + 1) for all of its ranks 2 <= j <= n."""
+    order, n = w.sorted(w.c), 1
+    while n < len(order) and w.c(order[n]) >= 1 - 1.4 / (n + 2):
+        n += 1
+    return commit(w, order[:n])
+
+
 def entropy(w: Seen) -> Done:
     """Largest prefix U, by rising entropy, with sum(U) - max(U) <= 0.8."""
     order = w.sorted(lambda i: -w.h(i))
@@ -207,7 +220,9 @@ def edit(w: Seen) -> Done:
 
 
 RULES: dict[str, Rule] = {
+    "fixed:steps=4": fixed,
     "threshold:threshold=0.5": threshold,
+    "factor:factor=1.4": factor,
     "entropy:bound=0.8": entropy,
     "entropy_threshold:threshold=0.9:slope=0.05": entropy_threshold,
     "hierarchy:threshold=0.8:low=0.3": hierarchy,

@@ -40,6 +40,9 @@ ITERATIONS = [
     "adablock:length=6:delimiter=84:threshold=0.01",
     "smooth:length=8",
     "subblock:block=16:length=4",
+    "multiblock:length=8:add=0.2:ready=0.6:sure=0.3",
+    "daedal:length=8:initial=8:by=4",
+    "daedal:length=8:initial=9:begin_at=0:low=0.6",
     None,
 ]
 

@@ -2,13 +2,14 @@
 hand.
 """
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from dinfer.engine.engine import Engine
 from dinfer.errors import RequestError
-from dinfer.request import CanvasEvent, Output, SamplingParams, TextEvent
+from dinfer.request import CanvasEvent, Output, SamplingParams, TextEvent, repetition
 
 from ..conftest import EOS, MASK, request, serve
 
@@ -166,3 +167,29 @@ def test_provisional_events_make_up_the_answer(scripted: Callable[..., Engine]) 
                 output = event.output
     assert output is not None
     assert [canvas[place] for place in range(12)] == output.token_ids
+
+
+def test_no_end_of_text_among_the_first(scripted: Callable[..., Engine]) -> None:
+    """The end is the likeliest at 1, 2 and 3, and 6 the second best (e^2 to 13 others and e^9): it
+    is taken where the end is forbidden, with its raw probability.
+    """
+    engine = scripted(dict.fromkeys(range(1, 4), (EOS, 9.0)))
+    engine.model.logits[:, 6] = 2.0  # type: ignore[operator, index]
+    empty = run(engine, [1], max_tokens=6)
+    assert (empty.token_ids, empty.finish_reason) == ([], "stop")
+    for temperature in (0.0, 1e-3):
+        out = run(engine, [1], max_tokens=6, min_tokens=2, logprobs=True, temperature=temperature)
+        assert (out.token_ids, out.finish_reason) == ([6, 6], "stop")
+        raw = math.exp(2) / (math.exp(9) + math.exp(2) + 13)
+        assert out.logprobs == pytest.approx([math.log(raw)] * 2, rel=1e-4)
+    with pytest.raises(RequestError, match="min_tokens is 7; it must be at most 6"):
+        SamplingParams(max_tokens=6, min_tokens=7)
+
+
+def test_repetition(scripted: Callable[..., Engine]) -> None:
+    """Twelve tokens in a circle of four have 9 runs of four, 4 of them different."""
+    assert repetition([1, 2, 3, 4] * 3) == pytest.approx(5 / 9)
+    assert repetition(range(10)) == 0
+    assert repetition([5] * 3) == 0
+    out = run(scripted(dict.fromkeys(range(8), (5, 1.0))), [], max_tokens=8)
+    assert out.stats.repetition == pytest.approx(0.8)

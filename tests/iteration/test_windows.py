@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from dinfer.canvas import Canvas
 from dinfer.engine.engine import Engine
+from dinfer.registry import build
 from dinfer.request import CanvasEvent, Output, SamplingParams
 
 from ..conftest import FAMILIES, request, serve
@@ -15,6 +18,50 @@ NEWLINE = 9
 def run(engine: Engine, prompt: list[int], **options: object) -> Output:
     params = SamplingParams(ignore_eos=True, **options)  # type: ignore[arg-type]
     return serve(engine, [request("a", prompt, params)])["a"]
+
+
+def windows(spec: str, order: list[int]) -> list[tuple[int, int]]:
+    """The windows of 3 given and 10 masked positions that are set in this order."""
+    canvas, iteration = Canvas([7] * 3 + [None] * 10, 3, 13, 99, None), build("iteration", spec)
+    found = []
+    for place in order:
+        window = iteration.window(canvas)
+        found.append((window.start, window.stop))
+        canvas.write(np.array([place]), np.array([5]))
+    return found
+
+
+def test_windows_by_hand() -> None:
+    """Blocks from the answer or from 0; a slide of two when two are set at the left; sub-blocks of
+    four in blocks of eight, with the first of a block by itself.
+    """
+    order = [4, 3, 6, 5, 8, 7]
+    blocks = [(3, 7)] * 4 + [(7, 11)] * 2
+    assert windows("blockwise:length=4", order) == blocks
+    aligned = [(0, 4), (0, 4), (4, 8), (4, 8), (4, 8), (4, 8)]
+    assert windows("blockwise:length=4:aligned=true", order) == aligned
+    slides = [(3, 8), (3, 8), (5, 10), (5, 10), (7, 12), (7, 12)]
+    assert windows("sliding:length=5:stride=2", order) == slides
+    subs = [(0, 4), (4, 8), (4, 8), (4, 8), (4, 8), (8, 9), (8, 12)]
+    assert windows("subblock:block=8:length=4", [3, 4, 6, 5, 7, 8, 9]) == subs
+    assert windows("subblock:block=8:length=4:lead=false", order) == aligned
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+def test_a_stride_of_the_whole_is_blockwise(
+    make_engine: Callable[..., Engine], family: str
+) -> None:
+    options = {"max_tokens": 30, "decoder": "threshold:threshold=0.4"}
+    pairs = [
+        ("sliding:length=8:stride=8", "blockwise:length=8"),
+        ("subblock:block=8:length=8:lead=false", "blockwise:length=8:aligned=true"),
+    ]
+    for spec, plain in pairs:
+        found, wanted = (
+            run(make_engine(family), [3, 4, 5], iteration=i, **options) for i in (spec, plain)
+        )
+        assert found.token_ids == wanted.token_ids
+        assert found.stats.rows_run == wanted.stats.rows_run
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dinfer.kernel.attention import Span, attention, attention_reference, grouped
 from dinfer.kernel.noise import uniform
-from dinfer.kernel.propose import GROUP, RowSampling, propose
+from dinfer.kernel.propose import GROUP, Extras, RowSampling, propose
 from dinfer.nn.linear import Linear
 
 V, MASK = 50, 7
@@ -137,7 +137,7 @@ def test_forbidden_tokens_are_not_chosen_and_leave_the_confidence_alone() -> Non
     head = Linear(4, 4)
     head.weight = torch.nn.Parameter(torch.eye(4), requires_grad=False)
     for needs in (set(), {"entropy"}):
-        found = propose(logits, head, 3, needs, sampling(1), allowed)
+        found = propose(logits, head, 3, needs, sampling(1), Extras(allowed))
         check_forbidden(found)
 
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from dinfer import LLM, SamplingParams
 
-from .conftest import ANSWER, PROBLEM, client, go
+from .conftest import ANSWER, PROBLEM, client, go, post, refused
 
 MESSAGES: Any = [{"role": "user", "content": PROBLEM}]
 
@@ -35,6 +35,18 @@ def test_completion_with_n_and_seed(app: FastAPI, offline: dict[str, LLM]) -> No
     assert answer.usage.completion_tokens == sum(o.usage.completion_tokens for o in expected)
     assert answer.usage.prompt_tokens == expected[0].usage.prompt_tokens
     assert answer.object == "text_completion" and answer.model == "tiny-sdar"
+
+
+def test_min_tokens_and_repetition(app: FastAPI, offline: dict[str, LLM]) -> None:
+    """The answer ends long before its 60th token, if it may."""
+    params = SamplingParams(max_tokens=64, min_tokens=60)
+    (expected,) = offline["tiny-sdar"].generate(PROBLEM, params)
+    asked = {"model": "tiny-sdar", "prompt": PROBLEM, "max_tokens": 64}
+    (found,) = go(post(app, "/v1/completions", **asked, min_tokens=60))["choices"]
+    assert found["token_ids"] == expected.token_ids and len(expected.token_ids) >= 60
+    assert found["stats"]["repetition"] == expected.stats.repetition
+    status, error = go(refused(app, "/v1/completions", **asked, min_tokens=65))
+    assert (status, error["param"]) == (400, "min_tokens")
 
 
 @pytest.mark.parametrize("stream", [False, True])

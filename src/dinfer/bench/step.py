@@ -93,7 +93,7 @@ def batch_of(engine: Engine, rows: int, context: int, sequences: int) -> list[Se
         sequence.place(pages)
         sequence.plan = StepPlan(range(length), length)
         engine.runner.forward([sequence])
-        sequence.window, sequence.window_state = Window(context, length), WindowState(rows)
+        sequence.window, sequence.states = Window(context, length), [WindowState(rows)]
         sequence.plan = StepPlan(range(context, length), length)
         batch.append(sequence)
     return batch

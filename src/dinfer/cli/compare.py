@@ -1,26 +1,79 @@
 """compare and tune: which strategies to use."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
 from dinfer.cli import options as o
 from dinfer.errors import RequestError
+from dinfer.request import SamplingParams
 
 if TYPE_CHECKING:
-    from dinfer.eval.compare import Row
-    from dinfer.request import SamplingParams
+    from dinfer.engine.llm import LLM
+    from dinfer.eval.compare import Choice, Item, Row
 
-Task = Annotated[
-    str, typer.Option(help="math, brief, or a file of JSON lines with prompt, answer.")
-]
-Num = Annotated[int, typer.Option(min=2, help="Prompts.")]
 Specs = list[str] | None
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked of every choice."""
+
+    task: Annotated[
+        str, typer.Option(help="math, brief, or a file of JSON lines with prompt, answer.")
+    ] = "math"
+    num: Annotated[int, typer.Option(min=2, help="Prompts.")] = 100
+    max_tokens: o.MaxTokens = 160
+
+    def items(self, llm: "LLM", split: str) -> "list[Item]":
+        """The prompts."""
+        from dinfer.eval.compare import items_of
+
+        return items_of(llm, self.task, split, self.num)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The base of all choices."""
+        return SamplingParams(self.max_tokens)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is compared."""
+
+    decoder: Annotated[Specs, typer.Option(help="Specs; all combinations run.")] = None
+    cache: Annotated[Specs, typer.Option(help="Specs.")] = None
+    iteration: Annotated[Specs, typer.Option(help="Specs.")] = None
+    each: Annotated[
+        bool, typer.Option("--each", help="Not all combinations: each beside the recommended.")
+    ] = False
+
+    def list(self) -> "list[Choice]":
+        """Every combination, or the recommended one and each spec by itself."""
+        from dinfer.eval.compare import Choice, every
+
+        kinds = {"decoder": self.decoder, "cache": self.cache, "iteration": self.iteration}
+        if not self.each:
+            return every(*(specs or [] for specs in kinds.values()))
+        return [
+            Choice(),
+            *(Choice(**{kind: spec}) for kind, specs in kinds.items() for spec in specs or []),
+        ]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How results are shown."""
+
+    plot: Annotated[Path | None, typer.Option(help="Image file: quality against speed.")] = None
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table in Markdown.")] = False
+    as_json: o.Json = False
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,45 +86,43 @@ def add_to(app: typer.Typer) -> None:
 @o.grouped
 def compare(
     opening: o.Opening,
-    task: Task = "math",
+    questions: Questions,
+    choices: Choices,
+    report: Report,
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
-    num: Num = 100,
-    decoder: Annotated[Specs, typer.Option(help="Specs; all combinations run.")] = None,
-    cache: Annotated[Specs, typer.Option(help="Specs.")] = None,
-    iteration: Annotated[Specs, typer.Option(help="Specs.")] = None,
-    max_tokens: o.MaxTokens = 160,
-    plot: Annotated[Path | None, typer.Option(help="Image file: quality against speed.")] = None,
-    as_json: o.Json = False,
+    semantic: Annotated[
+        str | None,
+        typer.Option(help="Adds nearness in meaning: a sentence-transformers folder, or default."),
+    ] = None,
 ) -> None:
     """Quality and cost of every combination of strategies on the same prompts."""
-    from dinfer.eval.compare import Meter, every, front, items_of
+    from dinfer.eval.compare import Meter, front
+    from dinfer.eval.semantic import embedder
 
+    embed = None if semantic is None else embedder(semantic)
     llm = opening.open()
-    choices = every(decoder or [], cache or [], iteration or [])
-    meter = Meter(llm, items_of(llm, task, split, num), _params(max_tokens))
-    meter.check(choices)
-    console = Console(stderr=True, quiet=as_json)
+    wanted = choices.list()
+    meter = Meter(llm, questions.items(llm, split), questions.params, embed)
+    meter.check(wanted)
     rows = []
-    with console.status("") as status:
-        for number, choice in enumerate(choices, 1):
-            status.update(f"{number} of {len(choices)}: {choice.specs() or 'recommended'}")
+    with Console(stderr=True, quiet=report.as_json).status("") as status:
+        for number, choice in enumerate(wanted, 1):
+            status.update(f"{number} of {len(wanted)}: {_name(choice)}")
             rows.append(meter.measure(choice))
     best = front(rows)
-    if plot is not None:
-        _plot(plot, rows, best, task)
-    if as_json:
+    if report.plot is not None:
+        _plot(report.plot, rows, best, f"{opening.model}, {questions.task}")
+    if report.as_json:
         typer.echo(json.dumps([asdict(row) | {"front": row in best} for row in rows]))
         return
-    _table(rows, best)
+    _table(rows, best, report.markdown)
 
 
 @o.grouped
 def tune(
     opening: o.Opening,
-    task: Task = "math",
-    num: Num = 100,
+    questions: Questions,
     max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy to give up.")] = 1.0,
-    max_tokens: o.MaxTokens = 160,
     write: Annotated[
         bool, typer.Option("--write", help="Make them the model's recommended ones (dinfer.json).")
     ] = False,
@@ -83,17 +134,16 @@ def tune(
     from dinfer.eval import compare as c
 
     llm = opening.open()
-    items = c.items_of(llm, task, "dev", num)
+    items = questions.items(llm, "dev")
     if len(items) < 2:
         raise RequestError(f"{len(items)} prompt was given; tune needs two or more.")
-    params, half = _params(max_tokens), len(items) // 2
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("") as status:
+    params, half = questions.params, len(items) // 2
+    with Console(stderr=True, quiet=as_json).status("") as status:
         choice, found, plain = c.tune(
             c.Meter(llm, items[:half], params),
             c.Meter(llm, items[half:], params),
             max_loss,
-            lambda row: status.update(f"{row.choice.specs()}: {_percent(row.accuracy)}"),
+            lambda row: status.update(f"{_name(row.choice)}: {_percent(row.accuracy)}"),
         )
     if write:
         _write(llm.loaded.folder, choice.specs())
@@ -102,12 +152,6 @@ def tune(
         return
     _table([plain, found], [])
     typer.echo(" ".join(f"--{name} {spec}" for name, spec in choice.specs().items()))
-
-
-def _params(max_tokens: int) -> "SamplingParams":
-    from dinfer.request import SamplingParams
-
-    return SamplingParams(max_tokens)
 
 
 def _write(folder: Path, specs: dict[str, str]) -> None:
@@ -123,45 +167,45 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _table(rows: "list[Row]", best: "list[Row]") -> None:
-    table = Table(box=None)
-    heads = [
-        "",
-        "strategies",
-        "right %",
-        "BLEU",
-        "BLEU to plain",
-        "forwards",
-        "tokens each",
-        "rows",
-    ]
-    for head in (*heads, "seconds"):
-        table.add_column(head, justify="left" if head in ("", "strategies") else "right")
-    for row in rows:
+def _name(choice: "Choice") -> str:
+    return " ".join(choice.specs().values()) or "recommended"
+
+
+def _table(rows: "list[Row]", best: "list[Row]", markdown: bool = False) -> None:
+    """Numbers are those of the plot."""
+    semantic = any(row.semantic is not None for row in rows)
+    heads = ["right %", "BLEU", "BLEU to plain", "forwards", "tokens each", "rows", "seconds"]
+    table = Table(box=MARKDOWN if markdown else None)
+    for head in ("", "", "strategies"):
+        table.add_column(
+            head, no_wrap=markdown, justify="left" if head else "right", overflow="fold"
+        )
+    for head in heads + ["meaning"] * semantic:
+        table.add_column(head, justify="right", no_wrap=markdown)
+    for number, row in enumerate(rows, 1):
         table.add_row(
+            str(number),
             "*" if row in best else "",
-            " ".join(row.choice.specs().values()) or "recommended",
+            f"`{_name(row.choice)}`" if markdown else _name(row.choice),
             *map(_percent, (row.accuracy, row.bleu, row.bleu_plain)),
             f"{row.forward_passes:.1f}",
             f"{row.tokens_per_forward:.2f}",
             f"{row.rows_run:.0f}",
             f"{row.seconds:.2f}",
+            *([f"{row.semantic:.3f}" if row.semantic is not None else "-"] if semantic else []),
         )
-    Console().print(table)
+    Console(width=200 if markdown else None).print(table)
     if best:
         typer.echo("* no other one is both better and quicker")
 
 
-def _plot(file: Path, rows: "list[Row]", best: "list[Row]", task: str) -> None:
+def _plot(file: Path, rows: "list[Row]", best: "list[Row]", title: str) -> None:
     from dinfer.bench.plot import points
 
     points(
         file,
-        [
-            (row.seconds, row.accuracy or 0.0, " ".join(row.choice.specs().values()), row in best)
-            for row in rows
-        ],
-        f"{task}: quality against time",
+        [(row.seconds, row.accuracy or 0.0, _name(row.choice), row in best) for row in rows],
+        f"{title}: quality against time",
         "seconds for all prompts",
         "right, %",
     )

@@ -27,6 +27,9 @@ TopK = Annotated[int, typer.Option(help="Sample from this many likeliest tokens;
 Guidance = Annotated[
     float, typer.Option(help="Classifier-free guidance; 0 = off, costs twice the rows.")
 ]
+MinTokens = Annotated[
+    int, typer.Option(help="No end of text among so many first ones; 1 = no empty answer.")
+]
 Seed = Annotated[int, typer.Option(help="Same seed, same tokens.")]
 Decoder = Annotated[str | None, typer.Option(help="Spec, for example threshold:threshold=0.9.")]
 Cache = Annotated[str | None, typer.Option(help="Spec, for example vicinity:left=16:right=16.")]
@@ -96,6 +99,7 @@ class Sampling(Strategies):
     top_k: TopK = 0
     seed: Seed = 0
     guidance: Guidance = 0.0
+    min_tokens: MinTokens = 0
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dinfer.cli import options as o
 from dinfer.errors import RequestError
-from dinfer.request import Output, SamplingParams, TextEvent
+from dinfer.request import REPETITIVE, Output, SamplingParams, TextEvent
 
 if TYPE_CHECKING:
     from dinfer.engine.llm import LLM
@@ -143,9 +143,10 @@ def as_dict(output: Output) -> dict[str, Any]:
 def say_cost(output: Output) -> None:
     """One dim line about what the answer cost, on standard error."""
     stats = output.stats
+    circles = ", repeats itself" if stats.repetition >= REPETITIVE else ""
     line = (
         f"{output.usage.completion_tokens} tokens, {stats.forward_passes} forwards"
-        f" ({stats.tokens_per_forward:.1f} tokens each), {stats.seconds:.2f} s"
+        f" ({stats.tokens_per_forward:.1f} tokens each), {stats.seconds:.2f} s{circles}"
     )
     Console(stderr=True).print(line, style="dim", highlight=False)
 

@@ -27,6 +27,7 @@ from dinfer.request import (
     SamplingParams,
     TextEvent,
     Usage,
+    repetition,
 )
 from dinfer.step import PAGE, Facts
 from dinfer.text.tokenizer import Tokenizer
@@ -155,7 +156,11 @@ class Engine:
         """
         tokens = [*request.canvas, *[None] * (self._length(request) - len(request.canvas))]
         limit = len(request.canvas) if request.end is None else request.end
-        return Canvas(tokens, request.answer, limit, self.facts.mask_id, self.facts.block_length)
+        block = self.facts.block_length
+        canvas = Canvas(tokens, request.answer, limit, self.facts.mask_id, block)
+        if request.stops and not request.params.ignore_eos:
+            canvas.ends = self.facts.eos_ids
+        return canvas
 
     def _length(self, request: Request) -> int:
         length, block = len(request.canvas), self.facts.block_length
@@ -164,14 +169,15 @@ class Engine:
         return min(-(-length // block) * block, max(self.facts.context, length))
 
     def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
-        canvas, state = sequence.canvas, sequence.window_state
-        assert state is not None
-        assert len(commit.positions) or sequence.held_open, "a step must commit something"
+        canvas = sequence.canvas
+        progress = len(commit.positions) or sequence.held_open or sequence.growth
+        assert progress, "a step must commit something"
         canvas.write(commit.positions, commit.tokens)
         canvas.take_back(commit.back)
         sequence.held_open = commit.open
         sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
-        state.steps += 1
+        for state in sequence.states:
+            state.steps += 1
         sequence.stats.forward_passes += 1
         sequence.stats.rows_run += sequence.rows + len(sequence.shadow)
         sequence.plan, sequence.final = None, sequence.cache_state.final
@@ -184,21 +190,36 @@ class Engine:
             commit.confidence.tolist(),
             (commit.back - canvas.answer).tolist(),
         )
-        return [event, *self._settle(sequence)]
+        return [event, *self._grow(sequence), *self._settle(sequence)]
+
+    def _grow(self, sequence: Sequence) -> list[Event]:
+        """Lets the canvas grow; tells what moved by that, in the words of any other step."""
+        moved, left = sequence.grow()
+        if not len(moved):
+            return []
+        canvas = sequence.canvas
+        return [
+            CanvasEvent(
+                sequence.request.id,
+                sequence.stats.forward_passes,
+                (moved - canvas.answer).tolist(),
+                canvas.tokens[moved].tolist(),
+                np.exp(sequence.logprobs[moved]).tolist(),
+                (left - canvas.answer).tolist(),
+            )
+        ]
 
     def _end_early(self, sequence: Sequence, commit: Committed) -> None:
         """Nothing after the first end-of-text of the answer needs a decision."""
-        request, canvas = sequence.request, sequence.canvas
-        if not request.stops or request.params.ignore_eos:
-            return
+        canvas = sequence.canvas
         if canvas.revisable:
             # An end-of-text may be gone again, so what counts is what stands now.
-            canvas.limit = len(request.canvas)
+            canvas.limit = canvas.end
             places = np.flatnonzero(~canvas.masked & ~canvas.given)
             tokens = canvas.tokens[places]
         else:
             places, tokens = commit.positions, commit.tokens
-        ends = [p for p, t in zip(places, tokens, strict=True) if int(t) in self.facts.eos_ids]
+        ends = [p for p, t in zip(places, tokens, strict=True) if int(t) in canvas.ends]
         if ends:
             canvas.limit = min(canvas.limit, int(min(ends)) + 1)
 
@@ -223,14 +244,8 @@ class Engine:
         return [TextEvent(sequence.request.id, text)] if text else []
 
     def _stopped(self, sequence: Sequence, new: list[int]) -> bool:
-        request = sequence.request
-        honours = request.stops and not request.params.ignore_eos
-        return (
-            honours
-            and bool(new)
-            and new[-1] in self.facts.eos_ids
-            and sequence.settled == sequence.canvas.limit
-        )
+        canvas = sequence.canvas
+        return bool(new) and new[-1] in canvas.ends and sequence.settled == canvas.limit
 
     def _finish(
         self, sequence: Sequence, answer: Answer, reason: FinishReason, text: str
@@ -248,6 +263,7 @@ class Engine:
             ids = ids[:-1]
         if answer.stopped:
             ids = self._before_stop(ids, answer.text)
+        stats.repetition = repetition(ids)
         probs = sequence.logprobs[canvas.answer : canvas.answer + len(ids)].tolist()
         usage = Usage(canvas.answer, len(ids))
         logprobs = probs if request.params.logprobs else None

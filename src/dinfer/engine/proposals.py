@@ -1,11 +1,12 @@
 """From hidden rows to commits: gathers the rows to decide of a batch, proposes, and lets each
 decoder choose.
 
-B sequences of one decoder, W longest window, R rows to decide of the whole batch: the undecided
-ones, and under a decoder that is not monotone also those that it may change.
+B windows, or parts of them, of one decoder, W longest of them, R rows to propose for in the whole
+batch: the undecided ones, and under a decoder that is not monotone also those that it may change.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.sequence import Sequence
-from dinfer.kernel.propose import Guidance, RowSampling, kept, propose
+from dinfer.kernel.propose import Extras, Guidance, RowSampling, kept, propose
 from dinfer.nn.transformer import Transformer
-from dinfer.step import Commit, Decoder, Proposal
+from dinfer.step import Commit, Decoder, Part, Proposal, Seen, WindowState
 
 Ids = npt.NDArray[np.int64]
 
@@ -35,28 +36,69 @@ class Committed:
     open: bool
 
 
+@dataclass(frozen=True)
+class Line:
+    """One part of a sequence's window, a window to its decoder. owner: number of the sequence in
+    the batch; rows: those of what was found.
+    """
+
+    owner: int
+    sequence: Sequence
+    part: Part
+    state: WindowState
+    asked: Ids
+    rows: slice
+
+
 def commits(
     batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int
 ) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
-    asked = [s.asked(s.window) for s in batch if s.window is not None]
+    asked = [s.asked for s in batch]
     starts = np.cumsum([0, *map(len, asked)])
     found = _found(batch, asked, starts, hidden_TD, model, mask_id)
-    asked = _narrowed(batch, asked, starts, found)
-    results: list[Committed | None] = [None] * len(batch)
-    groups: dict[Decoder, list[int]] = defaultdict(list)
+    groups: dict[Decoder, list[Line]] = defaultdict(list)
     for number, sequence in enumerate(batch):
-        groups[sequence.strategy.decoder].append(number)
-    for decoder, members in groups.items():
-        parts = [slice(starts[i], starts[i] + len(asked[i])) for i in members]
-        group = [batch[i] for i in members]
-        for i, done in zip(
-            members,
-            _decide(decoder, group, [asked[i] for i in members], found, parts),
-            strict=True,
-        ):
-            results[i] = done
-    return [done for done in results if done is not None]
+        _show(sequence, asked[number], found, slice(starts[number], starts[number + 1]))
+        for line in _lines(number, sequence, asked[number], int(starts[number])):
+            groups[sequence.strategy.decoder].append(line)
+    done: list[list[Committed]] = [[] for _ in batch]
+    for decoder, lines in groups.items():
+        for line, commit in zip(lines, _decide(decoder, lines, found), strict=True):
+            done[line.owner].append(commit)
+    return [_joined(parts) for parts in done]
+
+
+def _show(sequence: Sequence, asked: Ids, found: dict[str, Tensor], rows: slice) -> None:
+    """Lets an iteration see the proposals, if it wants to."""
+    if sequence.curious:
+        tokens, confidence = (found[x][rows].cpu().numpy() for x in ("tokens", "confidence"))
+        sequence.consider(Seen(asked, tokens, confidence))
+
+
+def _lines(owner: int, sequence: Sequence, asked: Ids, start: int) -> Iterator[Line]:
+    """The parts in which there is something to decide now."""
+    if sequence.growth is not None and sequence.growth.wait:
+        return
+    assert sequence.window is not None
+    for part, state in zip(sequence.window.split(), sequence.states, strict=True):
+        low, high = asked.searchsorted((part.start, part.stop)).tolist()
+        if low < high:
+            rows = slice(start + low, start + high)
+            yield Line(owner, sequence, part, state, asked[low:high], rows)
+
+
+def _joined(parts: list[Committed]) -> Committed:
+    """The commits of one sequence's parts as one."""
+    if len(parts) == 1:
+        return parts[0]
+    none = np.empty(0, np.int64)
+    blank = Committed(none, none, np.empty(0, np.float32), none, False)
+    positions, tokens, confidence, back = (
+        np.concatenate([getattr(blank, name), *(getattr(part, name) for part in parts)])
+        for name in ("positions", "tokens", "confidence", "back")
+    )
+    return Committed(positions, tokens, confidence, back, any(part.open for part in parts))
 
 
 def _found(
@@ -81,10 +123,12 @@ def _found(
         mask_id,
         frozenset[str]().union(*(s.strategy.decoder.needs for s in batch)),
         _sampling(batch, asked, device),
-        _allowed(batch, asked, model.shape.vocab, device),
-        held,
-        _guidance(batch, rows, hidden_TD),
-        model.embedding.weight if any(mixing) else None,
+        Extras(
+            _allowed(batch, asked, model.shape.vocab, device),
+            held,
+            _guidance(batch, rows, hidden_TD),
+            model.embedding.weight if any(mixing) else None,
+        ),
     )
     if held is not None:
         found["held"] = held
@@ -100,71 +144,49 @@ def _found(
     return found
 
 
-def _narrowed(
-    batch: Many[Sequence], asked: list[Ids], starts: Ids, found: dict[str, Tensor]
-) -> list[Ids]:
-    """Positions to decide once every iteration that wants to has ended its window sooner."""
-    left = list(asked)
-    for i, sequence in enumerate(batch):
-        if sequence.narrows:
-            part = slice(starts[i], starts[i + 1])
-            tokens, confidence = (found[x][part].cpu().numpy() for x in ("tokens", "confidence"))
-            sequence.narrow(asked[i], tokens, confidence)
-            assert sequence.window is not None
-            left[i] = asked[i][: asked[i].searchsorted(sequence.window.stop)]
-    return left
-
-
-def _decide(
-    decoder: Decoder,
-    group: list[Sequence],
-    asked: list[Ids],
-    found: dict[str, Tensor],
-    parts: list[slice],
-) -> list[Committed]:
-    """Lays the group's rows out as [B, W], asks the decoder, and reads its choice back."""
-    windows = [s.window for s in group]
-    starts = [w.start if w else 0 for w in windows]
-    width = max(w.stop - w.start for w in windows if w)
-    line = np.repeat(np.arange(len(group)), [len(a) for a in asked]) * width
-    column = np.concatenate([a - start for a, start in zip(asked, starts, strict=True)])
+def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
+    """Lays the lines out as [B, W], asks the decoder, and reads its choice back."""
+    width = max(line.part.stop - line.part.start for line in lines)
+    column = np.concatenate([line.asked - line.part.start for line in lines])
+    row = np.repeat(np.arange(len(lines)), [len(line.asked) for line in lines])
     device = found["tokens"].device
-    place = torch.from_numpy(line + column).to(device)
-    rows = (
-        found
-        if len(parts) == 1 and parts[0].stop - parts[0].start == len(found["tokens"])
-        else None
-    )
-    rows = rows or {name: torch.cat([x[part] for part in parts]) for name, x in found.items()}
+    place = torch.from_numpy(row * width + column).to(device)
+    # All that was found, in its order, needs no copy.
+    if len(row) != len(found["tokens"]):
+        found = {name: torch.cat([x[line.rows] for line in lines]) for name, x in found.items()}
 
     def laid(x: Tensor) -> Tensor:
-        blank = torch.zeros(len(group) * width, *x.shape[1:], dtype=x.dtype, device=device)
-        return blank.index_copy_(0, place, x).view(len(group), width, *x.shape[1:])
+        blank = torch.zeros(len(lines) * width, *x.shape[1:], dtype=x.dtype, device=device)
+        return blank.index_copy_(0, place, x).view(len(lines), width, *x.shape[1:])
 
-    blank = np.concatenate([s.canvas.masked[a] for s, a in zip(group, asked, strict=True)])
+    blank = np.concatenate([line.sequence.canvas.masked[line.asked] for line in lines])
     masked = laid(torch.from_numpy(blank).to(device))
     editable = None if decoder.monotone else laid(torch.from_numpy(~blank).to(device))
-    proposal = Proposal(**{name: laid(x) for name, x in rows.items()}, editable=editable)
-    states = [s.window_state for s in group if s.window_state is not None]
-    return _read(decoder.commit(proposal, masked, states), proposal.confidence, starts)
+    proposal = Proposal(**{name: laid(x) for name, x in found.items()}, editable=editable)
+    commit = decoder.commit(proposal, masked, [line.state for line in lines])
+    return _read(commit, proposal.confidence, [line.part for line in lines])
 
 
-def _read(commit: Commit, confidence_BW: Tensor, starts: list[int]) -> list[Committed]:
+def _read(commit: Commit, confidence_BW: Tensor, parts: list[Part]) -> list[Committed]:
     """Brings a commit back to the host and to positions of the canvas."""
     mask, tokens = commit.mask.cpu().numpy(), commit.tokens.cpu().numpy()
     confidence = confidence_BW.cpu().numpy()
     back = np.zeros_like(mask) if commit.back is None else commit.back.cpu().numpy()
-    stays = [False] * len(starts) if commit.open is None else commit.open.tolist()
+    stays = [False] * len(parts) if commit.open is None else commit.open.tolist()
     done = []
-    for i, start in enumerate(starts):
-        columns = np.flatnonzero(mask[i])
+    for i, part in enumerate(parts):
+        chosen, returned = mask[i], np.flatnonzero(back[i])
+        if part.sure is not None:
+            chosen, returned = chosen & (confidence[i] > part.sure), returned[:0]
+        columns = np.flatnonzero(chosen)
         done.append(
             Committed(
-                columns + start,
+                columns + part.start,
                 tokens[i, columns],
                 confidence[i, columns],
-                np.flatnonzero(back[i]) + start,
-                stays[i],
+                returned + part.start,
+                # A part that was not filled after all is not held open for a look at it.
+                stays[i] and len(columns) == mask[i].sum(),
             )
         )
     return done
@@ -219,11 +241,14 @@ def _allowed(
     batch: Many[Sequence], asked: list[Ids], vocab: int, device: torch.device
 ) -> Tensor | None:
     """[R, V] bool where some request forbids tokens, else None."""
-    if not any(s.request.forbidden for s in batch):
+    if not any(s.request.forbidden or s.request.params.min_tokens for s in batch):
         return None
     allowed = torch.ones(sum(map(len, asked)), vocab, dtype=torch.bool, device=device)
     start = 0
     for sequence, positions in zip(batch, asked, strict=True):
-        allowed[start : start + len(positions), list(sequence.request.forbidden)] = False
+        request, canvas = sequence.request, sequence.canvas
+        allowed[start : start + len(positions), list(request.forbidden)] = False
+        early = int(positions.searchsorted(canvas.answer + request.params.min_tokens))
+        allowed[start : start + early, list(canvas.ends)] = False
         start += len(positions)
     return allowed

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ from dinfer.step import (
     CachePolicy,
     CacheState,
     Decoder,
+    Growth,
     Iteration,
+    Seen,
     StepPlan,
     Window,
     WindowState,
@@ -60,12 +63,13 @@ class Sequence:
     shift: int = 0
     cache_state: CacheState = field(default_factory=CacheState)
     window: Window | None = None
-    window_state: WindowState | None = None
+    states: list[WindowState] = field(default_factory=list)
     plan: StepPlan | None = None
     pages: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     settled: int = 0
     held_open: bool = False
+    growth: Growth | None = None
     soft: Tensor | None = None
     shadow: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     final: int = 0
@@ -77,7 +81,9 @@ class Sequence:
     def __post_init__(self) -> None:
         self.settled = self.canvas.answer
         self.canvas.revisable = not self.strategy.decoder.monotone
-        self.logprobs = np.zeros(len(self.canvas))
+        self.logprobs = np.zeros(self.canvas.ceiling)
+        if begin := self._hook("begin"):
+            begin(self.canvas)
 
     @property
     def runs(self) -> int:
@@ -92,8 +98,8 @@ class Sequence:
 
     @property
     def pages_needed(self) -> int:
-        """Pages that hold the whole canvas, for each run of it."""
-        return -(-len(self.canvas) // PAGE) * self.runs
+        """Pages that hold the whole canvas, however it grows, for each run of it."""
+        return -(-self.canvas.ceiling // PAGE) * self.runs
 
     def inputs(self) -> list[npt.NDArray[np.int64]]:
         """Tokens [L] of each run."""
@@ -151,7 +157,7 @@ class Sequence:
         self.canvas.stale[: known * PAGE] = False
         share = len(pages) // self.runs
         parts = [pages[i * share : (i + 1) * share] for i in range(self.runs)]
-        self.places = [Place.of(part, len(self.canvas)) for part in parts]
+        self.places = [Place.of(part, self.canvas.ceiling) for part in parts]
         self.admitted = time.perf_counter()
 
     def advance(self) -> bool:
@@ -159,7 +165,7 @@ class Sequence:
         window = self.window if self.held_open else self.strategy.iteration.window(self.canvas)
         if window is None:
             return False
-        if window != self.window:
+        if window != self.window or not self.states:
             self._open(window)
         if self.plan is None:
             canvas = self.canvas
@@ -170,37 +176,88 @@ class Sequence:
         return True
 
     def _open(self, window: Window) -> None:
+        # A part that was in flight before goes on as it was.
+        old = self.window.parts if self.window is not None else ()
+        known = {(p.start, p.stop): s for p, s in zip(old, self.states, strict=False)}
         self.window = window
         self.canvas.horizon = len(self.canvas) if window.horizon is None else window.horizon
-        undecided = self.canvas.undecided(window.start, window.stop)
-        self.window_state = WindowState(opened=len(undecided))
+        self.states = [
+            known.get((p.start, p.stop))
+            or WindowState(opened=len(self.canvas.undecided(p.start, p.stop)))
+            for p in window.split()
+        ]
 
-    def narrow(
-        self,
-        positions: npt.NDArray[np.int64],
-        tokens: npt.NDArray[np.int64],
-        confidence: npt.NDArray[np.float32],
-    ) -> None:
-        """Lets the iteration end a window that has just opened sooner. No new one opens by that:
-        its rows have run.
+    @property
+    def curious(self) -> bool:
+        """Whether the iteration wants to see the proposals of this step."""
+        return self._narrows or self._grows
+
+    def consider(self, seen: Seen) -> None:
+        """Shows the iteration the proposals for the positions `asked`."""
+        if self._narrows:
+            self._narrow(seen)
+        if self._grows:
+            self.growth = self._hook("grow")(self.canvas, self.window, seen)
+
+    def grow(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Lets the canvas grow as the iteration wished. Gives the new places of the tokens that
+        moved, and those that they left masked. The next window is a new one.
         """
-        window, choose = self.window, getattr(self.strategy.iteration, "narrow", None)
-        assert window is not None and choose is not None
-        stop = choose(self.canvas, window, positions, tokens, confidence)
+        growth, canvas, none = self.growth, self.canvas, np.empty(0, np.int64)
+        self.growth = None
+        # An answer whose end stands is long enough.
+        if growth is None or self.held_open or canvas.limit < canvas.end:
+            return none, none
+        free = (p for p in growth.places if p == len(canvas) or canvas.masked[p])
+        place = next(free, None)
+        if place is None:
+            return none, none
+        assert growth.count > 0, "a canvas must grow by something"
+        count, old = growth.count, np.flatnonzero(~canvas.masked[place:]) + place
+        canvas.insert(place, count)
+        self.logprobs[place + count :] = self.logprobs[place:-count].copy()
+        self.states, self.cache_state.window = [], None
+        return old + count, np.setdiff1d(old, old + count)
+
+    def _narrow(self, seen: Seen) -> None:
+        """Ends a window that just opened sooner. No new one opens by that: its rows have run."""
+        window = self.window
+        assert window is not None
+        stop = self._hook("narrow")(self.canvas, window, seen)
         narrowed = replace(window, stop=stop)
         self.canvas.chosen = (window.start, stop)
         if self.cache_state.window == window:
             self.cache_state.window = narrowed
         self._open(narrowed)
 
-    @property
-    def narrows(self) -> bool:
-        """Whether the iteration wants to see the proposals of this step."""
-        state = self.window_state
-        return state is not None and state.steps == 0 and hasattr(self.strategy.iteration, "narrow")
+    def _hook(self, name: str) -> Any:
+        """What an iteration may have besides `window`."""
+        return getattr(self.strategy.iteration, name, None)
 
-    def asked(self, window: Window) -> npt.NDArray[np.int64]:
-        """Positions of the window that need a proposal."""
+    @property
+    def _narrows(self) -> bool:
+        return self._hook("narrow") is not None and self.states[0].steps == 0
+
+    @property
+    def _grows(self) -> bool:
+        """Whether a proposal for all that is undecided can be had of this step."""
+        assert self.plan is not None
+        return self._hook("grow") is not None and self.plan.holds(self.sources(self._behind()))
+
+    @property
+    def asked(self) -> npt.NDArray[np.int64]:
+        """Positions that need a proposal in the planned step."""
+        assert self.window is not None
+        own = self._decided(self.window)
+        return np.append(own, self._behind()) if self._grows else own
+
+    def _behind(self) -> npt.NDArray[np.int64]:
+        """What is undecided behind the window."""
+        assert self.window is not None
+        return self.canvas.undecided(self.window.stop, len(self.canvas))
+
+    def _decided(self, window: Window) -> npt.NDArray[np.int64]:
+        """Positions of the window that the decoder decides."""
         find = self.canvas.decidable if self.canvas.revisable else self.canvas.undecided
         return find(window.start, window.stop)
 
@@ -212,7 +269,7 @@ class Sequence:
         """The plan with the rows that tell the positions asked for; without what lies behind the
         block of the window's last source, which no source can see.
         """
-        sources = self.sources(self.asked(window))
+        sources = self.sources(self._decided(window))
         last = self.canvas.reach(max(window.stop - self.shift, 1))
         rows = plan.rows
         if isinstance(rows, range):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dinfer.engine.llm import LLM
 from dinfer.errors import RequestError
+from dinfer.eval.semantic import Embed, score
 from dinfer.eval.tasks import bleu, draw, grade
 from dinfer.request import Output, SamplingParams
 from dinfer.train.corpus import TASKS, Example
@@ -49,8 +50,8 @@ class Choice:
 class Row:
     """What one choice gave. accuracy: right answers in percent (of a brief, facts; of a user's
     text, equal to the answer after trimming); bleu against the known answers and bleu_plain
-    against the one-token-per-step run; figures of cost are means over the prompts, seconds those
-    of the whole.
+    against the one-token-per-step run; semantic, if asked for, against the known answers, or that
+    run where none is known; figures of cost are means over the prompts, seconds those of the whole.
     """
 
     choice: Choice
@@ -61,6 +62,7 @@ class Row:
     tokens_per_forward: float
     rows_run: float
     seconds: float
+    semantic: float | None = None
 
 
 def task_items(llm: LLM, task: str, split: str, num: int) -> list[Item]:
@@ -112,10 +114,12 @@ def every(
 
 
 class Meter:
-    """Runs choices on the same items."""
+    """Runs choices on the same items. embed: asks for semantic scores."""
 
-    def __init__(self, llm: LLM, items: Sequence[Item], params: SamplingParams) -> None:
-        self.llm, self.items, self.params = llm, items, params
+    def __init__(
+        self, llm: LLM, items: Sequence[Item], params: SamplingParams, embed: Embed | None = None
+    ) -> None:
+        self.llm, self.items, self.params, self.embed = llm, items, params, embed
         self._plain: list[str] | None = None
 
     def check(self, choices: Iterable[Choice]) -> None:
@@ -147,7 +151,18 @@ class Meter:
             sum(output.stats.tokens for output in outputs) / passes,
             sum(output.stats.rows_run for output in outputs) / len(outputs),
             seconds,
+            self._semantic(texts),
         )
+
+    def _semantic(self, texts: Sequence[str]) -> float | None:
+        if self.embed is None:
+            return None
+        answers = [item.answer for item in self.items]
+        wanted = answers if any(answers) else self.plain
+        pairs = [(text, want) for text, want in zip(texts, wanted, strict=True) if want]
+        if not pairs:
+            return None
+        return score(self.embed([text for text, _ in pairs]), self.embed([w for _, w in pairs]))
 
     def _run(self, choice: Choice) -> tuple[list[Output], float]:
         prompts = [item.prompt for item in self.items]

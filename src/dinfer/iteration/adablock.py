@@ -5,11 +5,10 @@ such as a line.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
-from dinfer.step import Window
+from dinfer.step import Seen, Window
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,10 @@ class AdaBlock:
     def _look(self, canvas: Canvas) -> int:
         return int(self.part * (len(canvas) - canvas.answer))
 
-    def narrow(
-        self,
-        canvas: Canvas,
-        window: Window,
-        positions: npt.NDArray[np.int64],
-        tokens: npt.NDArray[np.int64],
-        confidence: npt.NDArray[np.float32],
-    ) -> int:
+    def narrow(self, canvas: Canvas, window: Window, seen: Seen) -> int:
         """Where the block ends."""
-        near = positions < window.start + self._look(canvas)
-        ends = near & (tokens == self.delimiter) & (confidence >= self.threshold)
+        near = seen.positions < window.start + self._look(canvas)
+        ends = near & (seen.tokens == self.delimiter) & (seen.confidence >= self.threshold)
         if not ends.any():
             return min(window.start + self.length, window.stop)
-        return int(positions[np.where(ends, confidence, -1.0).argmax()]) + 1
+        return int(seen.positions[np.where(ends, seen.confidence, -1.0).argmax()]) + 1

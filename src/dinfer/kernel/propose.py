@@ -53,47 +53,58 @@ class Guidance:
     scale_G: Tensor
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What some requests of a batch want of all rows; None where none does.
+
+    allowed_RV (bool) limits the choice of tokens and leaves the confidence alone. held_R: tokens
+    that stand in the rows, whose probability is asked for. embedding_VD: asks for the embedding
+    that is expected.
+    """
+
+    allowed_RV: Tensor | None = None
+    held_R: Tensor | None = None
+    guidance: Guidance | None = None
+    embedding_VD: Tensor | None = None
+
+
 def propose(
     hidden_RD: Tensor,
     head: Head,
     mask_id: int,
     needs: Iterable[str],
     sampling: RowSampling,
-    allowed_RV: Tensor | None = None,
-    held_R: Tensor | None = None,
-    guidance: Guidance | None = None,
-    embedding_VD: Tensor | None = None,
+    extras: Extras = Extras(),
 ) -> dict[str, Tensor]:
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
     what `needs` names.
 
-    The mask token is never proposed and has no probability. `allowed_RV` (bool) limits the choice
-    of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise [R], logits
-    [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k and top-p,
-    filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R`: tokens that stand in
-    the rows; gives kept [R], their probability (0 for the mask token). Under `guidance` the guided
-    logits count as the raw ones. `embedding_VD` asks for expected [R, D], the mean embedding under
-    the raw probabilities.
+    The mask token is never proposed and has no probability. `needs` may name entropy, margin,
+    noise [R], logits [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k
+    and top-p, filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R` gives kept
+    [R], the probability of these tokens (0 for the mask token). Under `guidance` the guided logits
+    count as the raw ones. `embedding_VD` gives expected [R, D], the mean embedding under the raw
+    probabilities.
     """
-    needs = frozenset(needs)
-    plain = held_R is None and guidance is None and embedding_VD is None
+    needs, held, embedding = frozenset(needs), extras.held_R, extras.embedding_VD
+    plain = held is None and extras.guidance is None and embedding is None
     if sampling.greedy and plain and needs <= {"noise"}:
-        tokens, confidence = likeliest(hidden_RD, head, mask_id, allowed_RV)
+        tokens, confidence = likeliest(hidden_RD, head, mask_id, extras.allowed_RV)
         found = {"tokens": tokens, "confidence": confidence}
         return found | ({"noise": _noise(sampling)} if needs else {})
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
-        allowed = None if allowed_RV is None else allowed_RV[rows]
+        allowed = None if extras.allowed_RV is None else extras.allowed_RV[rows]
         logits = head(hidden_RD[rows]).float()
-        if guidance is not None:
-            _guide(logits, head, guidance, start)
+        if extras.guidance is not None:
+            _guide(logits, head, extras.guidance, start)
         logits[:, mask_id] = -torch.inf
         part = _one_group(logits, needs, sampling.part(rows), allowed)
-        if held_R is not None:
-            part["kept"] = _probability(logits, held_R[rows])
-        if embedding_VD is not None:
-            part["expected"] = logits.softmax(dim=1).to(embedding_VD.dtype) @ embedding_VD
+        if held is not None:
+            part["kept"] = _probability(logits, held[rows])
+        if embedding is not None:
+            part["expected"] = logits.softmax(dim=1).to(embedding.dtype) @ embedding
         parts.append(part)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 

@@ -92,6 +92,7 @@ class Answering(Common):
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -121,6 +122,7 @@ class StatsBody(BaseModel):
     tokens_per_forward: float
     seconds: float
     queued_seconds: float
+    repetition: float
     seed: int
 
     @classmethod
@@ -132,6 +134,7 @@ class StatsBody(BaseModel):
             tokens_per_forward=stats.tokens_per_forward,
             seconds=stats.seconds,
             queued_seconds=stats.queued_seconds,
+            repetition=stats.repetition,
             seed=seed,
         )
 

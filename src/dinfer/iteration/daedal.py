@@ -1,0 +1,74 @@
+"""DAEDAL (arXiv 2508.00819): an answer whose length grows as needed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dinfer.canvas import Canvas
+from dinfer.errors import RequestError
+from dinfer.iteration.blockwise import Blockwise
+from dinfer.step import Growth, Seen, Window
+
+
+@dataclass(frozen=True)
+class Daedal:
+    """Blocks as of `blockwise`, on a canvas that begins with `initial` masks (0 = max_tokens, which
+    is the ceiling in any case) and grows by `by`.
+
+    Certainty of the end is the sum of the confidences of the last `tail` positions where an end of
+    text is proposed, over `tail`. As long as nothing is set and it is below `begin`, nothing is set
+    and the canvas grows at its end. Later, as long as it is below `enough`, the least sure position
+    of the block gives way to `by` masks, if its confidence is below `low`.
+
+    A canvas keeps its length from the outset where text follows the blanks, where no end of text
+    ends the answer, and where attention is block-causal: there nobody sees the end.
+    """
+
+    length: int = 32
+    initial: int = 64
+    by: int = 8
+    begin_at: float = 0.5
+    enough: float = 0.9
+    low: float = 0.1
+    tail: int = 32
+
+    def __post_init__(self) -> None:
+        if min(self.length, self.initial) < 0 or min(self.by, self.tail) < 1:
+            raise RequestError(
+                f"daedal has length {self.length}, initial {self.initial}, by {self.by} and tail"
+                f" {self.tail}; length and initial must be 0 or more, by and tail 1 or more."
+            )
+        if not all(0.0 <= share <= 1.0 for share in (self.begin_at, self.enough, self.low)):
+            raise RequestError(
+                f"daedal has begin_at {self.begin_at}, enough {self.enough} and low {self.low};"
+                " all must lie between 0 and 1."
+            )
+
+    def window(self, canvas: Canvas) -> Window | None:
+        """The leftmost block with an undecided position."""
+        return Blockwise(self.length).window(canvas)
+
+    def begin(self, canvas: Canvas) -> None:
+        """Leaves out all but the first masks."""
+        fixed = canvas.given[canvas.answer :].any()
+        if self.initial and canvas.ends and canvas.block is None and not fixed:
+            canvas.cut(min(canvas.answer + self.initial, len(canvas)))
+
+    def grow(self, canvas: Canvas, window: Window, seen: Seen) -> Growth | None:
+        """Where masks are put in, the least sure position first."""
+        room = canvas.ceiling - len(canvas)
+        certain = self._certain(canvas, seen)
+        if canvas.masked[canvas.answer :].all() and certain < self.begin_at:
+            return Growth((len(canvas),), min(self.by, room), wait=True) if room else None
+        unsure = canvas.masked[seen.positions] & (seen.confidence < self.low)
+        unsure &= seen.positions < window.stop
+        count = min(self.by - 1, room)
+        if certain >= self.enough or not unsure.any() or not count:
+            return None
+        order = seen.confidence[unsure].argsort(kind="stable")
+        return Growth(tuple(seen.positions[unsure][order].tolist()), count)
+
+    def _certain(self, canvas: Canvas, seen: Seen) -> float:
+        """How sure the model is that the text ends within the canvas."""
+        ends = np.isin(seen.tokens, list(canvas.ends)) & canvas.masked[seen.positions]
+        return float(seen.confidence[ends][-self.tail :].sum()) / self.tail
