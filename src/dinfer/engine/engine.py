@@ -72,6 +72,11 @@ class Engine:
         """Whether any request is waiting or running."""
         return bool(self._live)
 
+    @property
+    def load(self) -> int:
+        """Requests that are waiting or running."""
+        return len(self._live)
+
     def strategy(self, params: SamplingParams) -> Strategy:
         """The strategies of a request. Raises UnknownName or RequestError."""
         strategy = Strategy(

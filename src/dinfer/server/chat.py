@@ -94,12 +94,13 @@ class Answer(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """An answer; `stats` is an addition to the protocol."""
+    """An answer; `token_ids` and `stats` are additions to the protocol."""
 
     index: int
     message: Answer
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    token_ids: list[int]
     stats: StatsBody
 
 
@@ -152,6 +153,7 @@ class ChatForm(Form):
             message=Answer(content=output.text),
             logprobs=self._logprobs(output),
             finish_reason=output.finish_reason,
+            token_ids=output.token_ids,
             stats=self.stats(index, output),
         )
 
