@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from fastapi import FastAPI
 
 from dinfer import LLM, SamplingParams
@@ -175,10 +176,46 @@ def test_logprobs(app: FastAPI, offline: dict[str, LLM]) -> None:
         assert text[offset : offset + len(word)] == word
     content = chat.choices[0].logprobs.content
     assert [t.logprob for t in content] == pytest.approx(expected.logprobs)
-    assert all(t.top_logprobs[0].logprob == t.logprob for t in content)
+    # Without sampling the chosen token is the likeliest one.
+    assert all(t.top_logprobs[0].logprob == pytest.approx(t.logprob) for t in content)
     assert bytes(b for t in content for b in t.bytes).decode() == ANSWER
     assert chunks[-1].choices[0].logprobs.token_logprobs == pytest.approx(expected.logprobs)
     assert chunks[-1].choices[0].logprobs.top_logprobs is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_the_likeliest_tokens(app: FastAPI, offline: dict[str, LLM], temperature: float) -> None:
+    """One blank, so one plain pass over the canvas says what is likely there."""
+    llm = offline["random"]
+    ids = [5, 6, 7, 9]
+    logits = llm.logits([*ids, llm.facts.mask_id])[-1].float()
+    logits[llm.facts.mask_id] = -torch.inf
+    values, tokens = logits.log_softmax(0).topk(8)
+    asked: Any = {"model": "random", "max_tokens": 1, "temperature": temperature, "seed": 3}
+    asked["extra_body"] = {"ignore_eos": True}
+
+    async def main() -> tuple[Any, Any]:
+        one = client(app)
+        plain = await one.completions.create(**asked, prompt=ids, logprobs=8)
+        asked["messages"] = [{"role": "user", "content": "ab"}]
+        chat = await one.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
+        return plain.choices[0], chat.choices[0]
+
+    plain, chat = go(main())
+    words = [llm.prompts.tokenizer.decode([t], skip_special=False) for t in tokens.tolist()]
+    (own,) = plain.token_ids
+    assert plain.logprobs.token_logprobs[0] == pytest.approx(
+        float(logits.log_softmax(0)[own]), rel=1e-4
+    )
+    expected: dict[str, float] = {}
+    for word, value in zip(words, values.tolist(), strict=True):
+        expected.setdefault(word, value)
+    expected.setdefault(plain.logprobs.tokens[0], plain.logprobs.token_logprobs[0])
+    assert plain.logprobs.top_logprobs[0] == pytest.approx(expected, rel=1e-4)
+    (entry,) = chat.logprobs.content
+    found = [top.logprob for top in entry.top_logprobs]
+    assert len(found) == 3 and found == sorted(found, reverse=True)
+    assert found[0] >= entry.logprob
 
 
 def test_strategies_of_a_request(app: FastAPI) -> None:
@@ -237,8 +274,7 @@ def test_default_length_shrinks_to_the_context(app: FastAPI) -> None:
         (openai.BadRequestError, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (openai.BadRequestError, {"logit_bias": {"5": 1}}, "logit_bias"),
         (openai.BadRequestError, {"best_of": 2}, "best_of"),
-        (openai.BadRequestError, {"logprobs": 5}, "logprobs"),
-        (openai.BadRequestError, {"logprobs": 1, "temperature": 1.0}, "logprobs"),
+        (openai.BadRequestError, {"logprobs": 9}, "logprobs"),
         (openai.BadRequestError, {"logprobs": 0, "echo": True}, "echo"),
         (openai.BadRequestError, {"extra_body": {"min_p": 0.1}}, "min_p"),
         (openai.BadRequestError, {"extra_body": {"decoder": "treshold"}}, "decoder"),
@@ -266,6 +302,7 @@ def test_refusals(
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 9}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"tools": [{"type": "function", "function": {"name": "<|mask|>"}}]}, "tools"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),

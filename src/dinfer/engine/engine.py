@@ -28,7 +28,7 @@ from dinfer.request import (
     TextEvent,
     Usage,
 )
-from dinfer.step import PAGE, Facts
+from dinfer.step import PAGE, TOP, Facts
 from dinfer.text.tokenizer import Tokenizer
 
 Event = CanvasEvent | TextEvent
@@ -36,12 +36,13 @@ Event = CanvasEvent | TextEvent
 
 @dataclass(frozen=True)
 class Limits:
-    """Most sequences at once, most rows in a step, pages of the pool; `poison` fills new pages
-    with NaN (tests).
+    """Most sequences at once, most rows in a step and in one with somebody new (`Scheduler`), pages
+    of the pool; `poison` fills new pages with NaN (tests).
     """
 
     sequences: int = 64
     rows: int = 8192
+    brisk_rows: int = 256
     pages: int = 256
     poison: bool = False
 
@@ -63,7 +64,7 @@ class Engine:
         self.pool = Pool(
             model.shape, limits.pages, weight.dtype, weight.device, limits.poison, prefixes
         )
-        self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
+        self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows, limits.brisk_rows)
         self.runner = Runner(model, self.pool, facts.block_length, compiled)
         self._live: dict[str, tuple[Sequence, Answer]] = {}
 
@@ -147,6 +148,10 @@ class Engine:
             raise RequestError(
                 f"Token id {wrong} is out of range; this model's ids go from 0 to {vocab - 1}."
             )
+        if request.params.top_logprobs > TOP:
+            raise RequestError(
+                f"top_logprobs is {request.params.top_logprobs}; it must be at most {TOP}."
+            )
         if len(request.canvas) > context:
             fixed = sum(token is not None for token in request.canvas)
             raise RequestError(
@@ -175,7 +180,7 @@ class Engine:
         canvas.write(commit.positions, commit.tokens)
         canvas.take_back(commit.back)
         sequence.held_open = commit.open
-        sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
+        sequence.chances.note(commit.positions, commit.confidence, commit.likely)
         state.steps += 1
         sequence.stats.forward_passes += 1
         sequence.stats.rows_run += sequence.rows + len(sequence.shadow)
@@ -253,11 +258,10 @@ class Engine:
             ids = ids[:-1]
         if answer.stopped:
             ids = self._before_stop(ids, answer.text)
-        probs = sequence.logprobs[canvas.answer : canvas.answer + len(ids)].tolist()
         usage = Usage(canvas.answer, len(ids))
-        logprobs = probs if request.params.logprobs else None
+        probs = sequence.chances.of(slice(canvas.answer, canvas.answer + len(ids)))
         return TextEvent(
-            request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, logprobs)
+            request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, *probs)
         )
 
     def _before_stop(self, ids: list[int], text: str) -> list[int]:

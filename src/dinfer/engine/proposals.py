@@ -25,7 +25,9 @@ Ids = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Committed:
     """What one sequence gets written: positions, tokens, and the confidence of each; `back`:
-    positions to mask again; `open`: whether its window stays open even without a mask.
+    positions to mask again; `open`: whether its window stays open even without a mask. likely: the
+    likeliest tokens there and their probabilities, each [P, TOP], if any request or decoder of the
+    step asked for them.
     """
 
     positions: Ids
@@ -33,6 +35,7 @@ class Committed:
     confidence: npt.NDArray[np.float32]
     back: Ids
     open: bool
+    likely: tuple[Ids, npt.NDArray[np.float32]] | None = None
 
 
 def commits(
@@ -79,7 +82,7 @@ def _found(
         hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],
         model.head,
         mask_id,
-        frozenset[str]().union(*(s.strategy.decoder.needs for s in batch)),
+        frozenset[str]().union(*(s.needs for s in batch)),
         _sampling(batch, asked, device),
         _allowed(batch, asked, model.shape.vocab, device),
         held,
@@ -146,13 +149,14 @@ def _decide(
     editable = None if decoder.monotone else laid(torch.from_numpy(~blank).to(device))
     proposal = Proposal(**{name: laid(x) for name, x in rows.items()}, editable=editable)
     states = [s.window_state for s in group if s.window_state is not None]
-    return _read(decoder.commit(proposal, masked, states), proposal.confidence, starts)
+    return _read(decoder.commit(proposal, masked, states), proposal, starts)
 
 
-def _read(commit: Commit, confidence_BW: Tensor, starts: list[int]) -> list[Committed]:
+def _read(commit: Commit, proposal: Proposal, starts: list[int]) -> list[Committed]:
     """Brings a commit back to the host and to positions of the canvas."""
     mask, tokens = commit.mask.cpu().numpy(), commit.tokens.cpu().numpy()
-    confidence = confidence_BW.cpu().numpy()
+    confidence = proposal.confidence.cpu().numpy()
+    top = [x.cpu().numpy() for x in (proposal.top_tokens, proposal.top_probs) if x is not None]
     back = np.zeros_like(mask) if commit.back is None else commit.back.cpu().numpy()
     stays = [False] * len(starts) if commit.open is None else commit.open.tolist()
     done = []
@@ -165,6 +169,7 @@ def _read(commit: Commit, confidence_BW: Tensor, starts: list[int]) -> list[Comm
                 confidence[i, columns],
                 np.flatnonzero(back[i]) + start,
                 stays[i],
+                (top[0][i, columns], top[1][i, columns]) if top else None,
             )
         )
     return done

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dinfer.canvas import Canvas
+from dinfer.engine.chances import Chances
 from dinfer.request import FinishReason, Request, Stats
 from dinfer.step import (
     PAGE,
@@ -20,6 +21,9 @@ from dinfer.step import (
     Window,
     WindowState,
 )
+
+NEW_STEPS = 4
+"""Steps in which a request that has given out nothing yet counts as new."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.settled = self.canvas.answer
         self.canvas.revisable = not self.strategy.decoder.monotone
-        self.logprobs = np.zeros(len(self.canvas))
+        self.chances = Chances(len(self.canvas), self.request.params)
 
     @property
     def runs(self) -> int:
@@ -85,10 +89,21 @@ class Sequence:
         return self.request.runs
 
     @property
+    def is_new(self) -> bool:
+        """Whether it began a few steps ago and nothing of its answer is settled."""
+        return self.settled == self.canvas.answer and self.stats.forward_passes < NEW_STEPS
+
+    @property
     def rows(self) -> int:
         """Rows that the planned step runs."""
         assert self.plan is not None
         return len(self.plan.rows) * self.runs
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What its proposals must hold."""
+        asked = frozenset({"top"}) if self.request.params.top_logprobs else frozenset[str]()
+        return self.strategy.decoder.needs | asked
 
     @property
     def pages_needed(self) -> int:

@@ -16,6 +16,7 @@ from dinfer.server.refusal import Refusal, naming
 from dinfer.server.reply import Reply
 from dinfer.server.room import answer_length
 from dinfer.server.site import Site
+from dinfer.step import TOP
 
 
 class TextPart(Strict):
@@ -57,7 +58,7 @@ class ChatBody(Answering):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
@@ -158,16 +159,19 @@ class ChatForm(Form):
         )
 
     def _logprobs(self, output: Output) -> ChatLogprobs | None:
-        assert isinstance(self.body, ChatBody)
         if output.logprobs is None:
             return None
+        likely = output.top_logprobs or [[]] * len(output.token_ids)
         found = []
-        for token, value in zip(output.token_ids, output.logprobs, strict=True):
-            word = self.word(token)
-            one = {"token": word, "logprob": value, "bytes": list(word.encode())}
-            top = [Top.model_validate(one)] if self.body.top_logprobs else []
-            found.append(TokenLogprob.model_validate(one | {"top_logprobs": top}))
+        own = zip(output.token_ids, output.logprobs, strict=True)
+        for one, others in zip(own, likely, strict=True):
+            top = [self._top(*pair) for pair in others]
+            found.append(TokenLogprob(**vars(self._top(*one)), top_logprobs=top))
         return ChatLogprobs(content=found)
+
+    def _top(self, token: int, logprob: float) -> Top:
+        word = self.word(token)
+        return Top(token=word, logprob=logprob, bytes=list(word.encode()))
 
 
 def _delta(index: int, delta: dict[str, str]) -> dict[str, Any]:
@@ -180,9 +184,6 @@ def prepare(site: Site, body: ChatBody) -> ChatForm:
     site.check_count(llm, body.n or 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
-    if body.top_logprobs and body.temperature:
-        text = "top_logprobs is 1 and the temperature is not 0; sampled answers allow 0 only."
-        raise Refusal(400, text, "top_logprobs", "invalid_value")
     ids = render(llm, body.messages, body.tools)
     length = _length(body) or answer_length(llm, len(ids))
     params = body.sampling(max_tokens=length, logprobs=bool(body.logprobs))
