@@ -91,6 +91,38 @@ def test_content_parts_are_one_text(app: FastAPI) -> None:
     assert answer.choices[0].message.content == ANSWER
 
 
+def test_an_answer_goes_back_as_it_came(app: FastAPI) -> None:
+    """The usual loop: append the message object of the answer, ask again."""
+
+    async def main() -> tuple[Any, Any]:
+        one, said = client(app), list(MESSAGES)
+        asked: Any = {"model": "tiny-sdar", "messages": said, "store": False, "metadata": {}}
+        first = await one.chat.completions.create(**asked)
+        said += [first.choices[0].message, {"role": "user", "content": PROBLEM}]
+        return first, await one.chat.completions.create(**asked)
+
+    first, second = go(main())
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens + first.usage.completion_tokens
+
+
+def test_headers_of_answers(app: FastAPI) -> None:
+    late: Any = {"timeout": 0.001, "ignore_eos": True, "decoder": "fixed"}
+
+    async def main() -> tuple[Any, Any, Any]:
+        raw = client(app).chat.completions.with_raw_response
+        asked: Any = {"model": "tiny-sdar", "messages": MESSAGES}
+        whole, stream = await raw.create(**asked), await raw.create(**asked, stream=True)
+        with pytest.raises(openai.APIStatusError) as caught:
+            await raw.create(**asked, max_tokens=400, extra_body=late)
+        return whole, stream, caught.value
+
+    whole, stream, error = go(main())
+    assert len({whole.request_id, stream.request_id, error.request_id} - {None}) == 3
+    assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+    # The client would ask again after any other 408.
+    assert error.status_code == 408 and error.response.headers["x-should-retry"] == "false"
+
+
 def test_chat_stream(app: FastAPI) -> None:
     async def main() -> list[Any]:
         options: Any = {"include_usage": True}
@@ -104,6 +136,7 @@ def test_chat_stream(app: FastAPI) -> None:
     pieces = [chunk.choices[0].delta.content for chunk in chunks]
     assert "".join(pieces) == ANSWER and len(pieces) > 2
     assert end.choices[0].finish_reason == "stop"
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in chunks)
     assert usage.choices == [] and usage.usage.completion_tokens == 18
     assert len({chunk.id for chunk in (first, *chunks, end, usage)}) == 1
 
@@ -274,6 +307,7 @@ def test_default_length_shrinks_to_the_context(app: FastAPI) -> None:
         (openai.BadRequestError, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (openai.BadRequestError, {"logit_bias": {"5": 1}}, "logit_bias"),
         (openai.BadRequestError, {"best_of": 2}, "best_of"),
+        (openai.BadRequestError, {"stream": False, "stream_options": {}}, "stream_options"),
         (openai.BadRequestError, {"logprobs": 9}, "logprobs"),
         (openai.BadRequestError, {"logprobs": 0, "echo": True}, "echo"),
         (openai.BadRequestError, {"extra_body": {"min_p": 0.1}}, "min_p"),

@@ -27,13 +27,19 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """A turn. What a template does with name and tool fields is the model's affair."""
+    """A turn. What a template does with name and tool fields is the model's affair. The fields at
+    the end are those of an answer that is sent back as it came.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As templates expect it: the content is one string; fields without a value are absent."""
@@ -43,7 +49,7 @@ class Message(Strict):
 
     def extras(self) -> dict[str, Any]:
         """The fields besides role and content that have a value."""
-        return self.model_dump(exclude={"role", "content"}, exclude_none=True)
+        return self.model_dump(exclude={"role", "content", "annotations"}, exclude_none=True)
 
 
 class ResponseFormat(Strict):
@@ -53,7 +59,9 @@ class ResponseFormat(Strict):
 
 
 class ChatBody(Answering):
-    """A call. tools go to the model's template; the answer is text in any case."""
+    """A call. tools go to the model's template; the answer is text in any case. Fields at the end
+    are of no consequence here, or can have one value only.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -63,6 +71,12 @@ class ChatBody(Answering):
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
 
 class Top(BaseModel):
