@@ -36,6 +36,14 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Draw the canvas as i
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quant = Annotated[str | None, typer.Option(help="int8 or int4: layers in fewer bits.")]
+MaxRows = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Rows in a step: fewer give first texts sooner, more give more throughput;"
+        " none: 128 on a CPU, 1024 elsewhere.",
+    ),
+]
 Compiled = Annotated[bool, typer.Option("--compile", help="Faster steps, after a slow first one.")]
 Fact = Annotated[
     list[str] | None, typer.Option("--fact", help="Overrides a fact of the model: name=JSON value.")

@@ -103,6 +103,7 @@ def fairness(
     long_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of every eighth answer, which fills them all.")
     ] = 384,
+    max_rows: o.MaxRows = None,
     repeats: Repeats = 2,
 ) -> None:
     """A request among others beside the same one alone: the wait for its first text, and how much
@@ -112,20 +113,20 @@ def fairness(
 
     params = sampling.params(max_tokens=work.max_tokens)
     settings = report.begin()
-    run, head = _run(opening, server, context, concurrency)
+    run, head = _run(opening, server, context, concurrency, max_rows=max_rows)
     asks = mixed(work.texts(), params, long_tokens)
     found = rounds(run, asks, concurrency, repeats).figures()
     report.show({**head, "concurrency": concurrency, **found, **settings})
 
 
 def _run(
-    opening: o.Opening, server: o.Server, context: typer.Context, at_once: int
+    opening: o.Opening, server: o.Server, context: typer.Context, at_once: int, **limits: Any
 ) -> "tuple[Run, dict[str, Any]]":
     """What takes the requests, and what to print of it."""
     from dinfer.bench.traffic import in_process, over
 
     if server.server is None:
-        llm = opening.open(max_sequences=at_once)
+        llm = opening.open(max_sequences=at_once, **limits)
         return partial(in_process, llm), {"model": opening.model, **model_figures(llm.loaded)}
     model = server.model(context, opening)
 

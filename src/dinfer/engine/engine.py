@@ -36,13 +36,12 @@ Event = CanvasEvent | TextEvent
 
 @dataclass(frozen=True)
 class Limits:
-    """Most sequences at once, most rows in a step and in one with somebody new (`Scheduler`), pages
-    of the pool; `poison` fills new pages with NaN (tests).
+    """Most sequences at once, most rows in a step, pages of the pool; `poison` fills new pages
+    with NaN (tests).
     """
 
     sequences: int = 64
     rows: int = 8192
-    brisk_rows: int = 256
     pages: int = 256
     poison: bool = False
 
@@ -64,7 +63,7 @@ class Engine:
         self.pool = Pool(
             model.shape, limits.pages, weight.dtype, weight.device, limits.poison, prefixes
         )
-        self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows, limits.brisk_rows)
+        self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
         self.runner = Runner(model, self.pool, facts.block_length, compiled)
         self._live: dict[str, tuple[Sequence, Answer]] = {}
 

@@ -11,13 +11,12 @@ class Scheduler:
 
     max_sequences: most sequences running. max_rows: most rows in a step; where the running ones
     want more, they take turns (the longest waiting first, and the first always runs), so nobody
-    starves. brisk_rows: the same while there is somebody new, who goes first: a first text is
-    waited for, and a request counts as new for a few steps only.
+    starves. Those that are new go first: a first text is waited for, and nobody is new for more
+    than a few steps.
     """
 
-    def __init__(self, pool: Pool, max_sequences: int, max_rows: int, brisk_rows: int) -> None:
-        self.pool, self.max_sequences = pool, max_sequences
-        self.max_rows, self.brisk_rows = max_rows, brisk_rows
+    def __init__(self, pool: Pool, max_sequences: int, max_rows: int) -> None:
+        self.pool, self.max_sequences, self.max_rows = pool, max_sequences, max_rows
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -33,12 +32,10 @@ class Scheduler:
                 break
             self.running.append(self.waiting.popleft())
         ready = sorted((s for s in self.running if s.advance()), key=lambda s: not s.is_new)
-        brisk = bool(ready) and ready[0].is_new
-        most = min(self.max_rows, self.brisk_rows) if brisk else self.max_rows
         batch: list[Sequence] = []
         rows = 0
         for sequence in ready:
-            if not batch or rows + sequence.rows <= most:
+            if not batch or rows + sequence.rows <= self.max_rows:
                 batch.append(sequence)
                 rows += sequence.rows
         if len(batch) < len(self.running):
