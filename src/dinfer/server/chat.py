@@ -196,7 +196,7 @@ def prepare(site: Site, body: ChatBody) -> ChatForm:
     """The requests of a call. Raises Refusal."""
     name, llm = site.find(body.model)
     site.check_count(llm, body.n or 1)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
     ids = render(llm, body.messages, body.tools)
     length = _length(body) or answer_length(llm, len(ids))

@@ -199,6 +199,7 @@ async function run(event) {
       .filter(Boolean).join(" · "));
   });
   $("runs").replaceChildren(...runs.map((one) => one.root));
+  $("runs").scrollIntoView({ block: "nearest" }); // on a phone it lies below the form
   try {
     await Promise.all(chosen().map(async (choice, i) => {
       const answer = await call(path, body(choice), running.signal);
