@@ -24,10 +24,10 @@ class SamplingParams:
     top_p, top_k: sample from the likeliest tokens of that probability mass or that many (0 = all).
     seed: same seed, same tokens, whatever the batch. stop: strings that end the answer and are
     left out of it. n: answers per prompt. logprobs: also give the log probability of each token
-    when it was set. ignore_eos: fill the canvas to its end. guidance: scale w of classifier-free
-    guidance; with more than 0 every step also runs the canvas with its given text masked, and
-    decodes from logits u + (1 + w) (c - u). decoder, cache, iteration: spec
-    strings; None = what the model recommends.
+    when it was set. top_logprobs: and of so many of the likeliest ones there, at most 8.
+    ignore_eos: fill the canvas to its end. guidance: scale w of classifier-free guidance; with
+    more than 0 every step also runs the canvas with its given text masked, and decodes from logits
+    u + (1 + w) (c - u). decoder, cache, iteration: spec strings; None = what the model recommends.
     """
 
     max_tokens: int = 128
@@ -38,6 +38,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     n: int = 1
     logprobs: bool = False
+    top_logprobs: int = 0
     ignore_eos: bool = False
     guidance: float = 0.0
     decoder: str | None = None
@@ -51,6 +52,7 @@ class SamplingParams:
             object.__setattr__(self, "stop", stop)
         _whole("max_tokens", self.max_tokens, 1)
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _whole("top_logprobs", self.top_logprobs, 0)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _whole("n", self.n, 1)
         _whole("seed", self.seed, 0)
@@ -163,7 +165,7 @@ def repetition(tokens: Sequence[int]) -> float:
 @dataclass(frozen=True)
 class Output:
     """A finished answer. token_ids stop before the end-of-text token or stop string; logprobs
-    belong to them.
+    belong to them, and so do top_logprobs: pairs of token id and log probability, likeliest first.
     """
 
     id: str
@@ -173,6 +175,7 @@ class Output:
     usage: Usage
     stats: Stats
     logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
     holes: list[str] = field(default_factory=list)
 
 

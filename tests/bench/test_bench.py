@@ -2,9 +2,12 @@
 
 import itertools
 import json
-import random
 import statistics
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,13 +15,15 @@ import torch
 
 from dinfer import LLM, SamplingParams
 from dinfer.bench import baseline
+from dinfer.bench.fairness import Rounds, is_long, mixed, rounds
 from dinfer.bench.machine import Timing, interleaved
 from dinfer.bench.shape import SHAPES, random_model, write_checkpoint
 from dinfer.bench.step import measure_step, work_of
-from dinfer.bench.traffic import arrivals, arriving, one_at_a_time
+from dinfer.bench.traffic import Answered, Ask, Load, Served, figures, in_process, over
 from dinfer.bench.versus import Baseline, Canvas, Mode, Original, duel, until_end
 from dinfer.engine.load import Loaded, load
 from dinfer.errors import DinferError
+from dinfer.request import Output, Stats, TextEvent, Usage
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12, 13], [40, 41, 42, 43, 44, 45, 46]]
 
@@ -64,28 +69,120 @@ def test_sides_take_turns() -> None:
 
     found = interleaved({"a": lambda: side("a"), "b": lambda: side("b")}, 3)
     assert "".join(order) == "ababab" and found == {"a": [1, 3, 5], "b": [2, 4, 6]}
-    assert Timing.of([3.0, 1.0, 2.0]) == Timing(2.0, 1.0, 3.0, 3)
+    assert Timing.of([3.0, 1.0, 2.0]) == Timing(2.0, 1.0, 3.0, 3, p95=3.0)
+    assert Timing.of([float(n) for n in range(100, 0, -1)]).p95 == 95.0
 
 
 def test_arrivals_are_a_poisson_process() -> None:
-    times = arrivals(4000, 50.0, 7)
+    times = Load(rate=50.0, seed=7).times(4000)
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert min(gaps) > 0
     # Exponential gaps: the deviation equals the mean.
     assert statistics.fmean(gaps) == pytest.approx(0.02, rel=0.08)
     assert statistics.stdev(gaps) == pytest.approx(0.02, rel=0.08)
-    assert arrivals(3, None, 0) == [0.0] * 3
+    assert Load(3).times(3) == [0.0] * 3
 
 
-def test_traffic_gives_the_answers_of_generate(llm: LLM) -> None:
+LOADS = [Load(), Load(2), Load(3), Load(rate=60.0)]
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_traffic_gives_the_answers_of_generate(llm: LLM, load: Load) -> None:
     params = SamplingParams(24, decoder="threshold:threshold=0.5", ignore_eos=True)
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
-    times = sorted(random.Random(0).uniform(0, 0.05) for _ in PROMPTS)
-    for served in (one_at_a_time(llm, PROMPTS, params), arriving(llm, PROMPTS, params, times)):
-        assert [out.token_ids for out in served.outputs] == expected
-        assert served.tokens == 24 * len(PROMPTS)
-        assert all(0 <= a <= b for a, b in zip(served.first, served.latency, strict=True))
-    assert served.seconds >= max(times)
+    asks = [Ask(prompt, params) for prompt in PROMPTS]
+    inside = []
+    real = llm.engine.step
+    llm.engine.step = lambda: inside.append(llm.engine.load) or real()  # type: ignore
+    served = in_process(llm, asks, load)
+    assert [out.token_ids for out in served.outputs] == expected
+    assert served.tokens == 24 * len(PROMPTS)
+    assert all(0 <= a.first <= a.latency <= served.seconds for a in served.answers)
+    assert served.seconds >= max(load.times(3))
+    if load.rate is None:
+        assert max(inside) == load.at_once
+    else:
+        # From the moment it came, though it had to wait for the step that was under way.
+        ends = [at + a.latency for at, a in zip(load.times(3), served.answers, strict=True)]
+        assert max(ends) <= served.seconds
+
+
+def test_traffic_over_a_connection(llm: LLM) -> None:
+    """Each caller waits for the answer; with a rate nobody does."""
+    lock, now, most = threading.Lock(), 0, 0
+
+    def send(ask: Ask) -> Iterator[TextEvent]:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        yield TextEvent("", "a")
+        time.sleep(0.03)
+        with lock:
+            now -= 1
+        yield TextEvent("", "", answer_of(int(str(ask.prompt)), 5).output)
+
+    asks = [Ask(str(number), SamplingParams()) for number in range(6)]
+    for coming, together in ((Load(), 1), (Load(2), 2), (Load(rate=1000.0), 6)):
+        now = most = 0
+        served = over(send, asks, coming)
+        assert [a.output.stats.tokens for a in served.answers] == list(range(6))
+        assert most == together
+        assert all(a.first >= 0.02 and a.latency >= a.first + 0.03 for a in served.answers)
+        assert served.seconds >= 6 * 0.05 / together
+
+
+def answer_of(tokens: int, forwards: int, first: float = 0.1, latency: float = 1.0) -> Answered:
+    """An answer that cost so much."""
+    stats = Stats(forward_passes=forwards, tokens=tokens)
+    return Answered(Output("", "", [], "stop", Usage(1, tokens), stats), first, latency)
+
+
+def test_figures_of_runs() -> None:
+    runs = [
+        Served(2.0, [answer_of(6, 2, 0.1, 1.0), answer_of(4, 3, 0.3, 2.0)]),
+        Served(5.0, [answer_of(6, 2, 0.2, 3.0), answer_of(4, 3, 0.4, 4.0)]),
+    ]
+    found = figures(runs)
+    assert found["tokens_per_second"]["median"] == 3.5  # of 5 and 2
+    assert found["seconds_per_request"]["median"] == 2.5
+    assert found["seconds_to_first_text"] == {
+        "median": 0.25,
+        "least": 0.1,
+        "most": 0.4,
+        "p95": 0.4,
+        "repeats": 4,
+    }
+    assert found["tokens_per_forward"] == 2.0
+
+
+def test_fairness_is_arithmetic_on_the_runs() -> None:
+    """Four requests that all come at once and four that come among others; the fifth is long."""
+    alone = Served(1.0, [answer_of(1, 1, 0.1, 1.0)] * 8)
+    among = Served(1.0, [answer_of(1, 1, w, s) for w, s in
+                         zip([1.0] * 4 + [0.2, 0.3, 0.2, 0.3], [2.0] * 4 + [4.0] + [2.0] * 3,
+                             strict=True)])  # fmt: skip
+    found = Rounds(4, [alone], [among]).figures()
+    assert found["seconds_to_first_text_all_at_once"]["median"] == 1.0
+    assert found["seconds_to_first_text_among_others"]["median"] == 0.25
+    assert found["first_text_ratio"] == pytest.approx(2.5)
+    assert found["first_text_ratio_p95"] == pytest.approx(3.0)
+    assert found["slowdown_of_short"]["median"] == 2.0 and found["slowdown_of_long"]["most"] == 4.0
+    # Eighteen squared over eight times 44: seven slowdowns of 2 and one of 4.
+    assert found["fairness"] == pytest.approx(324 / 352)
+
+
+def test_rounds_of_a_mix(llm: LLM) -> None:
+    params = SamplingParams(8, ignore_eos=True)
+    asks = mixed(["1"] * 9, params, 24)
+    assert [ask.params.max_tokens for ask in asks] == [8] * 4 + [24] + [8] * 4
+    asks = [Ask([5, 6], ask.params) for ask in asks]
+    found = rounds(partial(in_process, llm), asks, 3, repeats=2)
+    for run in (*found.alone, *found.among):
+        assert [a.output.stats.tokens for a in run.answers] == [24 if is_long(n) else 8
+                                                                for n in range(9)]  # fmt: skip
+    assert found.figures()["slowdown_of_short"]["repeats"] == 16
 
 
 def test_duel_of_like_with_like(llm: LLM) -> None:

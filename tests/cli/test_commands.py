@@ -35,7 +35,10 @@ STATS = {
     "repetition",
     "tokens_per_forward",
 }
-OUTPUT = {"id", "text", "token_ids", "finish_reason", "usage", "stats", "logprobs", "holes"}
+OUTPUT = {
+    *("id", "text", "token_ids", "finish_reason", "usage", "stats", "logprobs", "top_logprobs"),
+    "holes",
+}
 
 
 def with_tokenizer(family: str, parent: Path) -> Path:

@@ -4,6 +4,7 @@ hand.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -152,6 +153,47 @@ def test_rows_are_shared_fairly(scripted: Callable[..., Engine]) -> None:
         assert len(events) == 2
         seen += events
     assert sorted(seen) == [str(i) for i in range(10)]
+
+
+def test_who_is_new_goes_first(scripted: Callable[..., Engine]) -> None:
+    """Four canvases of 30 rows take turns under a limit of 70; one of 20 comes and is in the next
+    step, though it came last, and in turns with the others once it has given out text.
+    """
+    engine = scripted({p: (5, 9.0 - 0.2 * p) for p in range(30)})
+    engine.scheduler.max_rows = 70
+    slow = SamplingParams(max_tokens=30)
+    for i in range(4):
+        engine.add(request(f"old{i}", [], slow))
+
+    def ran() -> list[str]:
+        return sorted(event.id for event in engine.step() if isinstance(event, CanvasEvent))
+
+    turns = [["old0", "old1"], ["old2", "old3"]]
+    assert [ran() for _ in range(4)] == turns * 2
+    engine.add(request("new", [], replace(slow, max_tokens=20)))
+    assert ran() == ["new", "old0"]
+    assert ran() == ["old1", "old2"]
+    assert [len(ran()) for _ in range(3)] == [2, 2, 2]
+    assert set(serve(engine, [])) == {"new", *turns[0], *turns[1]}
+
+
+def test_nobody_is_new_for_long(scripted: Callable[..., Engine]) -> None:
+    """A canvas that fills from its end has no settled text until the last step; it counts as new
+    for four steps and keeps one that is not new waiting no longer than that.
+    """
+    engine = scripted({p: (5, 1.0 + 0.2 * p) for p in range(30)})
+    engine.scheduler.max_rows = 30
+    params = SamplingParams(max_tokens=30, iteration="blockwise:length=30")
+
+    def ran(steps: int) -> str:
+        found = [e.id for _ in range(steps) for e in engine.step() if isinstance(e, CanvasEvent)]
+        return "".join(found)
+
+    engine.add(request("a", [], params))
+    assert ran(4) == "aaaa"
+    engine.add(request("b", [], params))
+    assert ran(4) == "bbbb"
+    assert ran(6) == "ababab"
 
 
 def test_provisional_events_make_up_the_answer(scripted: Callable[..., Engine]) -> None:

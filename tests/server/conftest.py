@@ -24,9 +24,10 @@ ANSWER = "Add 7: 12+7=19.\n#### 19"
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, AsyncLLM]]:
     """tiny-sdar, and a random LLaDA that knows bytes and is no chat_only model."""
     folder = with_tokenizer("llada", tmp_path_factory.mktemp("served"))
+    options: Any = {"dtype": "float32", "device": "cpu", "max_rows": None}  # as `serve` does
     made = {
-        "tiny-sdar": AsyncLLM("tiny-sdar", dtype="float32", device="cpu", max_sequences=8),
-        "random": AsyncLLM(str(folder), dtype="float32", device="cpu", max_sequences=4),
+        "tiny-sdar": AsyncLLM("tiny-sdar", max_sequences=8, **options),
+        "random": AsyncLLM(str(folder), max_sequences=4, **options),
     }
     yield made
     for llm in made.values():

@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from fastapi import FastAPI
 
 from dinfer import LLM, SamplingParams
@@ -102,6 +103,38 @@ def test_content_parts_are_one_text(app: FastAPI) -> None:
     assert answer.choices[0].message.content == ANSWER
 
 
+def test_an_answer_goes_back_as_it_came(app: FastAPI) -> None:
+    """The usual loop: append the message object of the answer, ask again."""
+
+    async def main() -> tuple[Any, Any]:
+        one, said = client(app), list(MESSAGES)
+        asked: Any = {"model": "tiny-sdar", "messages": said, "store": False, "metadata": {}}
+        first = await one.chat.completions.create(**asked)
+        said += [first.choices[0].message, {"role": "user", "content": PROBLEM}]
+        return first, await one.chat.completions.create(**asked)
+
+    first, second = go(main())
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens + first.usage.completion_tokens
+
+
+def test_headers_of_answers(app: FastAPI) -> None:
+    late: Any = {"timeout": 0.001, "ignore_eos": True, "decoder": "fixed"}
+
+    async def main() -> tuple[Any, Any, Any]:
+        raw = client(app).chat.completions.with_raw_response
+        asked: Any = {"model": "tiny-sdar", "messages": MESSAGES}
+        whole, stream = await raw.create(**asked), await raw.create(**asked, stream=True)
+        with pytest.raises(openai.APIStatusError) as caught:
+            await raw.create(**asked, max_tokens=400, extra_body=late)
+        return whole, stream, caught.value
+
+    whole, stream, error = go(main())
+    assert len({whole.request_id, stream.request_id, error.request_id} - {None}) == 3
+    assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+    # The client would ask again after any other 408.
+    assert error.status_code == 408 and error.response.headers["x-should-retry"] == "false"
+
+
 def test_chat_stream(app: FastAPI) -> None:
     async def main() -> list[Any]:
         options: Any = {"include_usage": True}
@@ -115,6 +148,7 @@ def test_chat_stream(app: FastAPI) -> None:
     pieces = [chunk.choices[0].delta.content for chunk in chunks]
     assert "".join(pieces) == ANSWER and len(pieces) > 2
     assert end.choices[0].finish_reason == "stop"
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in chunks)
     assert usage.choices == [] and usage.usage.completion_tokens == 18
     assert len({chunk.id for chunk in (first, *chunks, end, usage)}) == 1
 
@@ -187,10 +221,46 @@ def test_logprobs(app: FastAPI, offline: dict[str, LLM]) -> None:
         assert text[offset : offset + len(word)] == word
     content = chat.choices[0].logprobs.content
     assert [t.logprob for t in content] == pytest.approx(expected.logprobs)
-    assert all(t.top_logprobs[0].logprob == t.logprob for t in content)
+    # Without sampling the chosen token is the likeliest one.
+    assert all(t.top_logprobs[0].logprob == pytest.approx(t.logprob) for t in content)
     assert bytes(b for t in content for b in t.bytes).decode() == ANSWER
     assert chunks[-1].choices[0].logprobs.token_logprobs == pytest.approx(expected.logprobs)
     assert chunks[-1].choices[0].logprobs.top_logprobs is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_the_likeliest_tokens(app: FastAPI, offline: dict[str, LLM], temperature: float) -> None:
+    """One blank, so one plain pass over the canvas says what is likely there."""
+    llm = offline["random"]
+    ids = [5, 6, 7, 9]
+    logits = llm.logits([*ids, llm.facts.mask_id])[-1].float()
+    logits[llm.facts.mask_id] = -torch.inf
+    values, tokens = logits.log_softmax(0).topk(8)
+    asked: Any = {"model": "random", "max_tokens": 1, "temperature": temperature, "seed": 3}
+    asked["extra_body"] = {"ignore_eos": True}
+
+    async def main() -> tuple[Any, Any]:
+        one = client(app)
+        plain = await one.completions.create(**asked, prompt=ids, logprobs=8)
+        asked["messages"] = [{"role": "user", "content": "ab"}]
+        chat = await one.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
+        return plain.choices[0], chat.choices[0]
+
+    plain, chat = go(main())
+    words = [llm.prompts.tokenizer.decode([t], skip_special=False) for t in tokens.tolist()]
+    (own,) = plain.token_ids
+    assert plain.logprobs.token_logprobs[0] == pytest.approx(
+        float(logits.log_softmax(0)[own]), rel=1e-4
+    )
+    expected: dict[str, float] = {}
+    for word, value in zip(words, values.tolist(), strict=True):
+        expected.setdefault(word, value)
+    expected.setdefault(plain.logprobs.tokens[0], plain.logprobs.token_logprobs[0])
+    assert plain.logprobs.top_logprobs[0] == pytest.approx(expected, rel=1e-4)
+    (entry,) = chat.logprobs.content
+    found = [top.logprob for top in entry.top_logprobs]
+    assert len(found) == 3 and found == sorted(found, reverse=True)
+    assert found[0] >= entry.logprob
 
 
 def test_strategies_of_a_request(app: FastAPI) -> None:
@@ -249,8 +319,8 @@ def test_default_length_shrinks_to_the_context(app: FastAPI) -> None:
         (openai.BadRequestError, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (openai.BadRequestError, {"logit_bias": {"5": 1}}, "logit_bias"),
         (openai.BadRequestError, {"best_of": 2}, "best_of"),
-        (openai.BadRequestError, {"logprobs": 5}, "logprobs"),
-        (openai.BadRequestError, {"logprobs": 1, "temperature": 1.0}, "logprobs"),
+        (openai.BadRequestError, {"stream": False, "stream_options": {}}, "stream_options"),
+        (openai.BadRequestError, {"logprobs": 9}, "logprobs"),
         (openai.BadRequestError, {"logprobs": 0, "echo": True}, "echo"),
         (openai.BadRequestError, {"extra_body": {"min_p": 0.1}}, "min_p"),
         (openai.BadRequestError, {"extra_body": {"decoder": "treshold"}}, "decoder"),
@@ -278,6 +348,7 @@ def test_refusals(
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 9}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"tools": [{"type": "function", "function": {"name": "<|mask|>"}}]}, "tools"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),

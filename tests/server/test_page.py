@@ -2,6 +2,7 @@
 its driver are not installed.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -228,25 +229,68 @@ def test_a_phones_width(browser: Chrome, served: Served, mode: str) -> None:
     assert upper["x"] == lower["x"] and upper["y"] + upper["height"] <= lower["y"]
 
 
+def dark(browser: Chrome, wanted: bool) -> None:
+    """Sets what the reader prefers."""
+    value = "dark" if wanted else "light"
+    feature = {"features": [{"name": "prefers-color-scheme", "value": value}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance (WCAG 2) of rgb(...)."""
+    parts = [int(part) / 255 for part in re.findall(r"[0-9]+", colour)[:3]]
+    line = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * line[0] + 0.7152 * line[1] + 0.0722 * line[2]
+
+
+def test_text_can_be_read_in_light_and_in_dark(page: Page) -> None:
+    """Contrast of 4.5 and more (WCAG 2, level AA)."""
+    grounds = []
+    for wanted in (False, True):
+        dark(page.browser, wanted)
+        grounds.append(luminance(page.one("body").value_of_css_property("background-color")))
+        for selector, behind in (
+            ("h1", "body"),
+            ("header p", "body"),
+            ("#settings label", "body"),
+            ("#prompt", "#prompt"),
+            ("#run", "#run"),
+        ):
+            pair = [
+                luminance(page.one(selector).value_of_css_property("color")),
+                luminance(page.one(behind).value_of_css_property("background-color")),
+            ]
+            assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 4.5, (selector, wanted)
+    dark(page.browser, False)
+    assert grounds[0] > 0.8 and grounds[1] < 0.05
+
+
 @pytest.mark.slow
 def test_pictures_for_the_documentation(browser: Chrome, served: Served) -> None:
     """Writes docs/images; look at them before they are committed."""
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for name, width, height in (("desktop", 1280, 900), ("phone", 390, 844)):
+    for name, width, height in (("desktop", 1280, 800), ("phone", 390, 844)):
         page = Page(browser, served.url, width, height)
         browser.save_screenshot(str(IMAGES / f"page-{name}-before.png"))
         page.one("#compare").click()
-        page.all(".choice [data-kind=decoder]")[1].send_keys("fixed")
+        page.all(".choice [data-kind=decoder]")[1].send_keys("fixed", Keys.TAB)
         page.one("#run").click()
         page.until(lambda: page.set(1) > 8)  # noqa: B023 (called at once)
-        page.browser.execute_script("document.querySelector('.legend').scrollIntoView()")
+        if name == "phone":
+            page.browser.execute_script("document.querySelector('.legend').scrollIntoView()")
         browser.save_screenshot(str(IMAGES / f"page-{name}-during.png"))
         page.until(lambda: len(page.all(".run[data-done]")) == 2)  # noqa: B023
         for button in page.all("[data-go=back]"):
             button.click()
             button.click()
         browser.save_screenshot(str(IMAGES / f"page-{name}-after.png"))
-    page = Page(browser, served.url)
+        if name == "desktop":
+            browser.execute_script("window.scrollTo(0, 0)")
+            browser.save_screenshot(str(IMAGES / f"page-{name}-after.png"))
+            dark(browser, True)
+            browser.save_screenshot(str(IMAGES / "page-desktop-dark.png"))
+            dark(browser, False)
+    page = Page(browser, served.url, 1280, 800)
     page.one("[value=fill]").click()
     page.run()
     browser.save_screenshot(str(IMAGES / "page-desktop-holes.png"))

@@ -205,6 +205,37 @@ def test_chat_with_a_server(
     assert code == 2 and "does not answer" in said and said.count("\n") == 1
 
 
+def test_benchmarks_of_a_server(
+    serve: Callable[..., Served],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same requests give the same answers over HTTP as in process, so the same figures where
+    they are no times.
+    """
+    served = serve(DINFER_API_KEYS="sesame")
+    monkeypatch.setenv("DINFER_API_KEY", "sesame")
+
+    def bench(*words: str) -> Any:
+        monkeypatch.setattr(sys, "argv", ["dinfer", "bench", *words, "--repeats", "1", "--json"])
+        with pytest.raises(SystemExit) as caught:
+            command()
+        assert not caught.value.code
+        return json.loads(capsys.readouterr().out)
+
+    load = ["--num", "5", "--concurrency", "2"]
+    over = bench("throughput", *load, "--server", served.url)
+    here = bench("throughput", *load, "--device", "cpu", "--dtype", "float32")
+    assert over["tokens_per_forward"] == pytest.approx(here["tokens_per_forward"])
+    for found in (over, here):
+        first, whole = found["seconds_to_first_text"], found["seconds_per_request"]
+        assert first["repeats"] == whole["repeats"] == 5
+        assert 0 < first["median"] <= whole["median"] and first["p95"] == first["most"]
+    fair = bench("fairness", *load, "--long-tokens", "64", "--server", served.url)
+    assert fair["server"] == served.url and fair["slowdown_of_long"]["repeats"] == 1
+    assert fair["first_text_ratio"] > 0 and 0 < fair["fairness"] <= 1
+
+
 # The command itself
 
 

@@ -1,5 +1,6 @@
 """What a benchmark ran on, and how fast that can read memory and multiply matrices."""
 
+import math
 import os
 import platform
 import statistics
@@ -52,17 +53,23 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and range of repeated measurements, in the unit of the values."""
+    """Median and range of repeated measurements, in the unit of the values; p95: what 95 % of them
+    do not exceed.
+    """
 
     median: float
     least: float
     most: float
     repeats: int
+    p95: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Timing":
         """Sums the values up."""
-        return cls(statistics.median(values), min(values), max(values), len(values))
+        ordered = sorted(values)
+        rank = math.ceil(0.95 * len(ordered))
+        middle = statistics.median(ordered)
+        return cls(middle, ordered[0], ordered[-1], len(ordered), ordered[rank - 1])
 
 
 def interleaved(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

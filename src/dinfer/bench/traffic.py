@@ -1,26 +1,75 @@
-"""Requests as users send them: one at a time, many at once, or arriving at random."""
+"""Requests as users send them: so many at once, or arriving at random; in this process or over a
+server.
+"""
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from dinfer.bench.machine import Timing
 from dinfer.engine.llm import LLM
-from dinfer.request import Output, SamplingParams, TextEvent
-
-Prompt = Sequence[int]
+from dinfer.request import Output, Request, SamplingParams, TextEvent
 
 
-@dataclass
-class Served:
-    """What a run gave. seconds: of the whole; latency: of each request from its arrival to its
-    end; first: to its first settled text. Outputs are in the order of the prompts.
+@dataclass(frozen=True)
+class Ask:
+    """A request to be sent: what a user says, or token ids as they stand, and how to answer it."""
+
+    prompt: str | Sequence[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests come: from `at_once` callers, each of whom sends the next one when theirs is
+    answered; or with `rate` at random, so many a second (a Poisson process drawn from `seed`).
     """
 
-    seconds: float = 0.0
-    outputs: list[Output] = field(default_factory=list)
-    latency: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
+    at_once: int = 1
+    rate: float | None = None
+    seed: int = 0
+
+    def times(self, count: int) -> list[float]:
+        """Seconds from the start before which each request does not come."""
+        if self.rate is None:
+            return [0.0] * count
+        rng, now, times = random.Random(self.seed), 0.0, []
+        for _ in range(count):
+            now += rng.expovariate(self.rate)
+            times.append(now)
+        return times
+
+    def callers(self, count: int) -> int:
+        """Requests that may be under way at a time."""
+        return min(count, self.at_once) if self.rate is None else count
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One request. Seconds from its arrival: first, to its first settled text (or its end, where
+    there is none); latency, to its end.
+    """
+
+    output: Output
+    first: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a run gave: seconds of the whole, and the answers in the order they were asked for."""
+
+    seconds: float
+    answers: list[Answered]
+
+    @property
+    def outputs(self) -> list[Output]:
+        """Of all requests."""
+        return [answer.output for answer in self.answers]
 
     @property
     def tokens(self) -> int:
@@ -38,49 +87,29 @@ class Served:
         return sum(output.stats.forward_passes for output in self.outputs)
 
 
-def one_at_a_time(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Served:
-    """Each request begins when the one before has ended."""
-    served = Served()
-    began = time.perf_counter()
-    for prompt in prompts:
-        part = arriving(llm, [prompt], params, [0.0])
-        served.outputs += part.outputs
-        served.latency += part.latency
-        served.first += part.first
-    served.seconds = time.perf_counter() - began
-    return served
+Run = Callable[[Sequence[Ask], Load], Served]
+"""Sends requests under a load, wherever they go."""
+Send = Callable[[Ask], Iterable[TextEvent]]
+"""Settled text of one request as it comes; the last event has the output."""
 
 
-def arrivals(count: int, rate: float | None, seed: int) -> list[float]:
-    """Seconds at which requests come: a Poisson process of `rate` a second, or all at once."""
-    if rate is None:
-        return [0.0] * count
-    rng, now, times = random.Random(seed), 0.0, []
-    for _ in range(count):
-        now += rng.expovariate(rate)
-        times.append(now)
-    return times
-
-
-def arriving(
-    llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, times: Sequence[float]
-) -> Served:
-    """Requests that come at the given seconds (rising); the engine admits as many as it has places
-    for.
-    """
+def in_process(llm: LLM, asks: Sequence[Ask], load: Load) -> Served:
+    """By the engine of `llm`, which admits as many as it has places for."""
     engine = llm.engine
-    requests = [llm.prompts.complete(list(prompt), params)[0] for prompt in prompts]
-    came = {request.id: at for request, at in zip(requests, times, strict=True)}
+    requests = [_request(llm, ask) for ask in asks]
+    waiting = deque(zip(load.times(len(asks)), requests, strict=True))
+    came: dict[str, float] = {}
     first: dict[str, float] = {}
     ended: dict[str, tuple[float, Output]] = {}
-    waiting = list(zip(times, requests, strict=True))[::-1]
     began = time.perf_counter()
     while waiting or engine.busy:
         now = time.perf_counter() - began
-        while waiting and waiting[-1][0] <= now:
-            engine.add(waiting.pop()[1])
+        while waiting and waiting[0][0] <= now and engine.load < load.callers(len(asks)):
+            at, request = waiting.popleft()
+            came[request.id] = now if load.rate is None else at
+            engine.add(request)
         if not engine.busy:
-            time.sleep(min(0.001, waiting[-1][0] - now))
+            time.sleep(min(0.001, waiting[0][0] - now))
             continue
         for event in engine.step():
             if isinstance(event, TextEvent):
@@ -88,9 +117,44 @@ def arriving(
                 first.setdefault(event.id, now)
                 if event.output is not None:
                     ended[event.id] = now, event.output
-    return Served(
-        time.perf_counter() - began,
-        [ended[request.id][1] for request in requests],
-        [ended[request.id][0] - came[request.id] for request in requests],
-        [first[request.id] - came[request.id] for request in requests],
-    )
+    answers = []
+    for name, arrived in came.items():
+        end, output = ended[name]
+        answers.append(Answered(output, first[name] - arrived, end - arrived))
+    return Served(time.perf_counter() - began, answers)
+
+
+def _request(llm: LLM, ask: Ask) -> Request:
+    said = ask.prompt
+    if isinstance(said, str):
+        said = llm.prompts.chat([{"role": "user", "content": said}])
+    return llm.prompts.complete(list(said), ask.params)[0]
+
+
+def over(send: Send, asks: Sequence[Ask], load: Load) -> Served:
+    """By whatever `send` reaches, a thread for each caller."""
+
+    def answered(at: float, ask: Ask) -> Answered:
+        time.sleep(max(0.0, began + at - time.perf_counter()))
+        came, first = time.perf_counter(), None
+        for event in send(ask):
+            first = first or time.perf_counter() - came
+            output = event.output
+        assert first is not None and output is not None
+        return Answered(output, first, time.perf_counter() - came)
+
+    with ThreadPoolExecutor(load.callers(len(asks))) as callers:
+        began = time.perf_counter()
+        answers = list(callers.map(answered, load.times(len(asks)), asks))
+        return Served(time.perf_counter() - began, answers)
+
+
+def figures(runs: Sequence[Served]) -> dict[str, Any]:
+    """What repeated runs of the same requests came to."""
+    answers = [answer for run in runs for answer in run.answers]
+    return {
+        "tokens_per_second": asdict(Timing.of([run.tokens_per_second for run in runs])),
+        "seconds_per_request": asdict(Timing.of([answer.latency for answer in answers])),
+        "seconds_to_first_text": asdict(Timing.of([answer.first for answer in answers])),
+        "tokens_per_forward": runs[0].tokens / runs[0].forward_passes,
+    }

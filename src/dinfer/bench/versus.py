@@ -13,7 +13,7 @@ import torch
 
 from dinfer.bench import baseline, fast_dllm
 from dinfer.bench.machine import seconds_of
-from dinfer.bench.traffic import Served, arriving, one_at_a_time
+from dinfer.bench.traffic import Ask, Load, Served, in_process
 from dinfer.engine.llm import LLM
 from dinfer.engine.load import Loaded
 from dinfer.errors import DinferError
@@ -237,7 +237,7 @@ class Duel:
 
     def figures(self) -> dict[str, float]:
         """Medians and their ratios."""
-        one = statistics.median(x for served in self.ours for x in served.latency)
+        one = statistics.median(x.latency for served in self.ours for x in served.answers)
         rival = statistics.median(x for answers in self.theirs for x in answers.seconds)
         rate = statistics.median(served.tokens_per_second for served in self.many)
         rival_rate = statistics.median(answers.tokens_per_second for answers in self.theirs)
@@ -267,10 +267,11 @@ def duel(
     """Both sides in turns, `repeats` times, after the rival's modes were tried on a few prompts."""
     mode, tried = best_mode(rival, prompts[:4], say)
     found = Duel([], [], [], mode, tried)
-    one_at_a_time(llm, prompts[:2], params)
+    asks = [Ask(prompt, params) for prompt in prompts]
+    in_process(llm, asks[:2], Load())
     for number in range(repeats):
-        found.ours.append(one_at_a_time(llm, prompts, params))
+        found.ours.append(in_process(llm, asks, Load()))
         found.theirs.append(rival.run(prompts, mode))
-        found.many.append(arriving(llm, prompts, params, [0.0] * len(prompts)))
+        found.many.append(in_process(llm, asks, Load(len(asks))))
         say(f"round {number + 1}: {json.dumps(found.figures())}")
     return found

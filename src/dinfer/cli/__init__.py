@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from dinfer.cli import bench, compare, measure, serve, show, store, write
+from dinfer.cli import bench, compare, measure, serve, show, store, traffic, write
 from dinfer.errors import DinferError
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _module in (write, serve, measure, compare, bench, show, store):
+for _module in (write, serve, measure, compare, bench, traffic, show, store):
     _module.add_to(app)
 
 

@@ -1,4 +1,4 @@
-"""bench: step, latency, throughput, growth, versus."""
+"""bench: step, growth, versus, and what all its commands share."""
 
 import json
 import sys
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Repeats = Annotated[int, typer.Option(min=1, help="Repetitions; medians are printed.")]
 Plot = Annotated[Path | None, typer.Option(help="Image file for a plot.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 Num = Annotated[int, typer.Option(min=1, help="Requests.")]
 Task = Annotated[str, typer.Option(help="Prompts: math or brief.")]
 Tokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Canvas of the answer.")]
@@ -32,132 +31,99 @@ SHAPE = "Bundled name, folder, id, or a shape with random weights such as 0.7b."
 bench = typer.Typer(help="Measures speed: the one place for claims about it.", no_args_is_help=True)
 
 
+@dataclass(frozen=True)
+class Report:
+    """How a benchmark runs and prints."""
+
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None
+    as_json: o.Json = False
+
+    def begin(self) -> dict[str, Any]:
+        """Sets the threads; what every result is printed with."""
+        import torch
+
+        from dinfer.bench.machine import settings
+
+        torch.set_num_threads(self.threads or torch.get_num_threads())
+        return settings()
+
+    def show(self, found: dict[str, Any]) -> None:
+        """Prints the figures."""
+        if self.as_json:
+            typer.echo(json.dumps(found))
+            return
+        table = Table(box=None, show_header=False)
+        for name, value in found.items():
+            table.add_row(name, _said(value))
+        Console().print(table)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model, or only the shape of one."""
+
+    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = o.DEFAULT_MODEL
+    dtype: o.Dtype = "auto"
+    device: o.Device = "auto"
+
+    def open(self) -> "Loaded":
+        """The model, with random weights where the name is that of a shape."""
+        from dinfer.bench.shape import open_any
+
+        return open_any(self.model, self.dtype, self.device)
+
+
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
     bench.command(epilog="Example: dinfer bench step --model 0.7b --rows 32")(step)
-    bench.command(epilog="Example: dinfer bench latency --task math --num 20")(latency)
-    bench.command(epilog="Example: dinfer bench throughput --num 64 --concurrency 32")(throughput)
     bench.command(epilog="Example: dinfer bench growth --lengths 64,256,1024")(growth)
     bench.command(epilog="Example: dinfer bench versus --fast-dllm ../Fast-dLLM")(versus)
     app.add_typer(bench, name="bench")
 
 
+@o.grouped
 def step(
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = o.DEFAULT_MODEL,
+    weights: Weights,
+    report: Report,
     rows: Annotated[int, typer.Option(min=1, help="Masked rows of each sequence.")] = 32,
     context: Annotated[int, typer.Option(min=0, help="Stored positions they see.")] = 256,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences in the step.")] = 1,
     repeats: Repeats = 20,
-    threads: Threads = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    as_json: o.Json = False,
 ) -> None:
     """One denoising step beside its floor: bytes and operations, at this machine's rates."""
-    from dinfer.bench.shape import open_any
     from dinfer.bench.step import measure_step
 
-    found = _settings(threads)
-    loaded = open_any(model, dtype, device)
-    measured = measure_step(loaded, rows, context, sequences, repeats)
-    _show({"model": model, **_model(loaded), **measured.as_dict(), **found}, as_json)
+    settings = report.begin()
+    loaded = weights.open()
+    measured = measure_step(loaded, rows, context, sequences, repeats).as_dict()
+    report.show({"model": weights.model, **model_figures(loaded), **measured, **settings})
 
 
 @o.grouped
-def latency(
-    opening: o.Opening,
-    sampling: o.Sampling,
-    task: Task = "math",
-    num: Num = 20,
-    max_tokens: Tokens = 160,
-    repeats: Repeats = 3,
-    threads: Threads = None,
-    as_json: o.Json = False,
-) -> None:
-    """Requests one at a time."""
-    from dinfer.bench.machine import Timing
-    from dinfer.bench.traffic import one_at_a_time
-
-    found = _settings(threads)
-    llm = opening.open()
-    prompts = prompts_of(llm, task, num)
-    params = sampling.params(max_tokens=max_tokens)
-    one_at_a_time(llm, prompts[:2], params)
-    runs = [one_at_a_time(llm, prompts, params) for _ in range(repeats)]
-    figures = {
-        "seconds_per_request": asdict(Timing.of([x for run in runs for x in run.latency])),
-        "seconds_to_first_text": asdict(Timing.of([x for run in runs for x in run.first])),
-        "tokens_per_second": asdict(Timing.of([run.tokens_per_second for run in runs])),
-        "tokens_per_forward": runs[0].tokens / runs[0].forward_passes,
-    }
-    _show({"model": opening.model, **_model(llm.loaded), **figures, **found}, as_json)
-
-
-@o.grouped
-def throughput(
-    opening: o.Opening,
-    sampling: o.Sampling,
-    task: Task = "math",
-    num: Num = 64,
-    concurrency: Annotated[int, typer.Option(min=1, help="Most requests at once.")] = 32,
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Poisson arrivals a second; none: all at once.")
-    ] = None,
-    max_tokens: Tokens = 160,
-    repeats: Repeats = 3,
-    threads: Threads = None,
-    as_json: o.Json = False,
-) -> None:
-    """Many requests at once, or arriving at random."""
-    from dinfer.bench.machine import Timing
-    from dinfer.bench.traffic import arrivals, arriving
-
-    found = _settings(threads)
-    llm = opening.open(max_sequences=concurrency)
-    prompts = prompts_of(llm, task, num)
-    params = sampling.params(max_tokens=max_tokens)
-    times = arrivals(num, rate, sampling.seed)
-    arriving(llm, prompts[:concurrency], params, [0.0] * len(prompts[:concurrency]))
-    runs = [arriving(llm, prompts, params, times) for _ in range(repeats)]
-    figures = {
-        "concurrency": concurrency,
-        "rate": rate,
-        "tokens_per_second": asdict(Timing.of([run.tokens_per_second for run in runs])),
-        "seconds_per_request": asdict(Timing.of([x for run in runs for x in run.latency])),
-        "seconds_to_first_text": asdict(Timing.of([x for run in runs for x in run.first])),
-        "tokens_per_forward": runs[0].tokens / runs[0].forward_passes,
-    }
-    _show({"model": opening.model, **_model(llm.loaded), **figures, **found}, as_json)
-
-
 def growth(
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = o.DEFAULT_MODEL,
+    weights: Weights,
+    report: Report,
     lengths: Annotated[str, typer.Option(help="New tokens, with commas.")] = "64,128,256,384",
     decoder: o.Decoder = "fixed:steps=8",
     cache: o.Cache = None,
     repeats: Repeats = 3,
-    threads: Threads = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
     plot: Plot = None,
-    as_json: o.Json = False,
 ) -> None:
     """Seconds per token against the length of the answer, every token generated."""
     from dinfer.bench.machine import Timing, interleaved
     from dinfer.bench.plot import lines
-    from dinfer.bench.shape import open_any
-    from dinfer.bench.traffic import one_at_a_time
+    from dinfer.bench.traffic import Ask, Load, in_process
     from dinfer.engine.llm import LLM
     from dinfer.request import SamplingParams
 
-    found = _settings(threads)
+    settings = report.begin()
     wanted = _numbers("--lengths", lengths)
-    llm = LLM(open_any(model, dtype, device), max_sequences=1)
+    llm = LLM(weights.open(), max_sequences=1)
     prompt = [5 + p % 50 for p in range(32)]
 
     def cost(length: int) -> float:
         params = SamplingParams(length, ignore_eos=True, decoder=decoder, cache=cache)
-        return 1000 * one_at_a_time(llm, [prompt], params).seconds / length
+        return 1000 * in_process(llm, [Ask(prompt, params)], Load()).seconds / length
 
     for length in wanted:
         cost(length)
@@ -165,8 +131,8 @@ def growth(
     figures = {name: asdict(Timing.of(each)) for name, each in values.items()}
     if plot is not None:
         medians = [figures[str(n)]["median"] for n in wanted]
-        lines(plot, {model: (wanted, medians)}, "Cost of a token", "new tokens", "ms")
-    _show({"model": model, "milliseconds_per_token": figures, **found}, as_json)
+        lines(plot, {weights.model: (wanted, medians)}, "Cost of a token", "new tokens", "ms")
+    report.show({"model": weights.model, "milliseconds_per_token": figures, **settings})
 
 
 @dataclass(frozen=True)
@@ -185,6 +151,7 @@ class Rivalry:
 def versus(
     strategies: o.Strategies,
     rivalry: Rivalry,
+    report: Report,
     model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = "tiny-llada",
     task: Task = "math",
     num: Num = 100,
@@ -194,17 +161,15 @@ def versus(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Of ours, for throughput.")] = 32,
     repeats: Repeats = 2,
-    threads: Threads = None,
     dtype: o.Dtype = "auto",
     compiled: o.Compiled = False,
-    as_json: o.Json = False,
 ) -> None:
     """dInfer beside Fast-dLLM on the same weights, prompts and canvas: quality, forwards, speed."""
     from dinfer.bench.shape import SHAPES, open_any
     from dinfer.bench.versus import Canvas, duel
     from dinfer.engine.llm import LLM
 
-    found = _settings(threads)
+    settings = report.begin()
     loaded = open_any(model, dtype, "cpu")
     llm = LLM(loaded, max_sequences=concurrency, compiled=compiled)
     random = model in SHAPES
@@ -223,13 +188,13 @@ def versus(
         if random
         else prompts_of(llm, task, num)
     )
-    console = Console(stderr=True, quiet=as_json)
+    console = Console(stderr=True, quiet=report.as_json)
     with ExitStack() as stack:
         rival = _rival(stack, rivalry, loaded, canvas)
         result = duel(llm, rival, prompts, params, repeats, lambda x: console.print(x, style="dim"))
     quality = {} if random else _quality(llm, task, num, result)
-    head = {"model": model, **_model(loaded), "rival": rival.name, "mode": str(result.mode)}
-    _show({**head, **quality, **result.figures(), "modes_tried": result.tried, **found}, as_json)
+    head = {"model": model, **model_figures(loaded), "rival": rival.name, "mode": str(result.mode)}
+    report.show({**head, **quality, **result.figures(), "modes_tried": result.tried, **settings})
 
 
 def _rival(stack: ExitStack, rivalry: Rivalry, loaded: "Loaded", canvas: "Canvas") -> "Rival":
@@ -281,16 +246,8 @@ def _numbers(option: str, text: str) -> list[int]:
     return found
 
 
-def _settings(threads: int | None) -> dict[str, Any]:
-    import torch
-
-    from dinfer.bench.machine import settings
-
-    torch.set_num_threads(threads or torch.get_num_threads())
-    return settings()
-
-
-def _model(loaded: "Loaded") -> dict[str, Any]:
+def model_figures(loaded: "Loaded") -> dict[str, Any]:
+    """What to print of a model."""
     weight = loaded.model.embedding.weight
     return {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
@@ -299,19 +256,10 @@ def _model(loaded: "Loaded") -> dict[str, Any]:
     }
 
 
-def _show(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    table = Table(box=None, show_header=False)
-    for name, value in found.items():
-        table.add_row(name, _said(value))
-    Console().print(table)
-
-
 def _said(value: Any) -> str:
-    if isinstance(value, dict) and set(value) == {"median", "least", "most", "repeats"}:
-        return "{median:.4g} ({least:.4g} to {most:.4g}, {repeats} times)".format(**value)
+    if isinstance(value, dict) and "median" in value:
+        said = "{median:.4g} ({least:.4g} to {most:.4g}, 95 % within {p95:.4g}, {repeats} times)"
+        return said.format(**value)
     if isinstance(value, dict):
         return "\n".join(f"{name}: {_said(part)}" for name, part in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)

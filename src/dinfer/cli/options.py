@@ -3,14 +3,14 @@
 import functools
 import inspect
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from dinfer.errors import RequestError
-from dinfer.request import SamplingParams
+from dinfer.request import SamplingParams, TextEvent
 
 if TYPE_CHECKING:
     from dinfer.engine.llm import LLM
@@ -39,6 +39,14 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Draw the canvas as i
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quant = Annotated[str | None, typer.Option(help="int8 or int4: layers in fewer bits.")]
+MaxRows = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Rows in a step: fewer give first texts sooner, more give more throughput;"
+        " none: 128 on a CPU, 1024 elsewhere.",
+    ),
+]
 Compiled = Annotated[bool, typer.Option("--compile", help="Faster steps, after a slow first one.")]
 Fact = Annotated[
     list[str] | None, typer.Option("--fact", help="Overrides a fact of the model: name=JSON value.")
@@ -75,6 +83,34 @@ class Opening(Loading):
             quant=self.quant,
             **limits,
         )
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a running server is; None = the model is opened here."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(help="Talk to this server, http://HOST:PORT; --model is a name it serves."),
+    ] = None
+    api_key: Annotated[
+        str | None, typer.Option(envvar="DINFER_API_KEY", help="The server's key, if it has any.")
+    ] = None
+
+    def model(self, context: typer.Context, opening: Opening) -> str | None:
+        """The model to ask for: what the user gave, or None, the first that the server has."""
+        source = context.get_parameter_source("model")
+        return opening.model if source is not None and source.name != "DEFAULT" else None
+
+    def send(
+        self, model: str | None, messages: list[dict[str, str]], params: SamplingParams
+    ) -> Iterator[TextEvent]:
+        """Settled text of an answer as it comes; the last event has the output."""
+        from dinfer.cli import remote
+
+        assert self.server is not None
+        body = {"model": model, "messages": messages, **asdict(params)}
+        return remote.chat(self.server, self.api_key, body)
 
 
 @dataclass(frozen=True)

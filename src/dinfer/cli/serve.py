@@ -59,6 +59,7 @@ def serve(
         Path | None, typer.Option(help="A file with a key in each line.")
     ] = None,
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
+    max_rows: o.MaxRows = None,
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds that calls in progress have after SIGTERM.")
     ] = 30.0,
@@ -80,7 +81,8 @@ def serve(
     with ExitStack() as stack:
         served = {}
         for name, source in named(models or [o.DEFAULT_MODEL]).items():
-            served[name] = AsyncLLM(source, max_sequences=max_sequences, **vars(loading))
+            limits = {"max_sequences": max_sequences, "max_rows": max_rows}
+            served[name] = AsyncLLM(source, **limits, **vars(loading))
             stack.callback(served[name].close)
 
         def announce(address: str) -> None:

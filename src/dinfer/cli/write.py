@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,9 @@ EXAMPLE = (
     "Tom has 12 apples. Then he buys 7 more. Later he loses 4 of them."
     " How many apples does Tom have now?"
 )
+
+
+Answers = Callable[[list[dict[str, str]]], Iterator[TextEvent]]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -62,56 +65,35 @@ def generate(
 def chat(
     opening: o.Opening,
     sampling: o.Sampling,
+    server: o.Server,
     context: typer.Context,
-    server: Annotated[
-        str | None,
-        typer.Option(help="Talk to this server, http://HOST:PORT; --model is a name it serves."),
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="DINFER_API_KEY", help="The server's key, if it has any.")
-    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: o.MaxTokens = 128,
 ) -> None:
     """A conversation, a line a turn; an empty line or end of input leaves it."""
     params = sampling.params(max_tokens=max_tokens)
     messages = [{"role": "system", "content": system}] if system else []
-    if server is None:
+    if server.server is None:
         llm = opening.open()
         llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not later
-        answers = partial(_answer, llm, params)
+        answers: Answers = partial(_answer, llm, params)
     else:
-        source = context.get_parameter_source("model")
-        chosen = source is not None and source.name != "DEFAULT"
-        model = opening.model if chosen else None  # None = the first that the server has
-        answers = partial(_remote_answer, server, api_key, model, params)
+        answers = partial(server.send, server.model(context, opening), params=params)
     while line := _ask():
         messages.append({"role": "user", "content": line})
         answer = ""
-        for piece in answers(messages):
-            answer += piece
-            typer.echo(piece, nl=False)
+        for event in answers(messages):
+            answer += event.text
+            typer.echo(event.text, nl=False)
         typer.echo()
         messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(llm: "LLM", params: SamplingParams, messages: list[dict[str, str]]) -> Iterator[str]:
-    for event in llm.stream(llm.prompts.chat(messages), params):
-        if isinstance(event, TextEvent):
-            yield event.text
-
-
-def _remote_answer(
-    server: str,
-    key: str | None,
-    model: str | None,
-    params: SamplingParams,
-    messages: list[dict[str, str]],
-) -> Iterator[str]:
-    from dinfer.cli import remote
-
-    fields = {name: getattr(params, name) for name in ("max_tokens", *vars(o.Sampling()))}
-    return remote.chat(server, key, {"model": model, "messages": messages, **fields})
+def _answer(
+    llm: "LLM", params: SamplingParams, messages: list[dict[str, str]]
+) -> Iterator[TextEvent]:
+    events = llm.stream(llm.prompts.chat(messages), params)
+    return (event for event in events if isinstance(event, TextEvent))
 
 
 @o.grouped

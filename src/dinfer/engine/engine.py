@@ -29,7 +29,7 @@ from dinfer.request import (
     Usage,
     repetition,
 )
-from dinfer.step import PAGE, Facts
+from dinfer.step import PAGE, TOP, Facts
 from dinfer.text.tokenizer import Tokenizer
 
 Event = CanvasEvent | TextEvent
@@ -72,6 +72,11 @@ class Engine:
     def busy(self) -> bool:
         """Whether any request is waiting or running."""
         return bool(self._live)
+
+    @property
+    def load(self) -> int:
+        """Requests that are waiting or running."""
+        return len(self._live)
 
     def strategy(self, params: SamplingParams) -> Strategy:
         """The strategies of a request. Raises UnknownName or RequestError."""
@@ -143,6 +148,10 @@ class Engine:
             raise RequestError(
                 f"Token id {wrong} is out of range; this model's ids go from 0 to {vocab - 1}."
             )
+        if request.params.top_logprobs > TOP:
+            raise RequestError(
+                f"top_logprobs is {request.params.top_logprobs}; it must be at most {TOP}."
+            )
         if len(request.canvas) > context:
             fixed = sum(token is not None for token in request.canvas)
             raise RequestError(
@@ -175,7 +184,7 @@ class Engine:
         canvas.write(commit.positions, commit.tokens)
         canvas.take_back(commit.back)
         sequence.held_open = commit.open
-        sequence.logprobs[commit.positions] = np.log(np.maximum(commit.confidence, 1e-38))
+        sequence.chances.note(commit.positions, commit.confidence, commit.likely)
         for state in sequence.states:
             state.steps += 1
         sequence.stats.forward_passes += 1
@@ -204,7 +213,7 @@ class Engine:
                 sequence.stats.forward_passes,
                 (moved - canvas.answer).tolist(),
                 canvas.tokens[moved].tolist(),
-                np.exp(sequence.logprobs[moved]).tolist(),
+                sequence.chances.probabilities(moved),
                 (left - canvas.answer).tolist(),
             )
         ]
@@ -264,11 +273,10 @@ class Engine:
         if answer.stopped:
             ids = self._before_stop(ids, answer.text)
         stats.repetition = repetition(ids)
-        probs = sequence.logprobs[canvas.answer : canvas.answer + len(ids)].tolist()
         usage = Usage(canvas.answer, len(ids))
-        logprobs = probs if request.params.logprobs else None
+        probs = sequence.chances.of(slice(canvas.answer, canvas.answer + len(ids)))
         return TextEvent(
-            request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, logprobs)
+            request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, *probs)
         )
 
     def _before_stop(self, ids: list[int], text: str) -> list[int]:

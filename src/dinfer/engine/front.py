@@ -15,6 +15,11 @@ from dinfer.step import PAGE
 SHARE = 0.25
 """Part of the free memory that the K/V pool takes at most, unless told otherwise."""
 
+BRISK_ROWS = {"cpu": 128, "cuda": 1024}
+"""Rows in a step, by device, where nobody shall wait long for a step to end: enough that a row
+costs little more than in a larger one.
+"""
+
 
 class Front:
     """A model ready for requests.
@@ -22,9 +27,10 @@ class Front:
     model: bundled name, folder, hub id, or what `load` gave. dtype: auto, bfloat16, float16,
     float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids,
     block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
-    compiled: run the body as one graph (`Graph`): faster steps for seconds to minutes at the first
-    one. quant: int8, int4 or int4:group=N stores the layers' weights in fewer bits. Raises
-    DinferError with one clear sentence for anything wrong.
+    max_rows: most rows in a step; None = no more than keep a step short (BRISK_ROWS). compiled: run
+    the body as one graph (`Graph`): faster steps for seconds to minutes at the first one. quant:
+    int8, int4 or int4:group=N stores the layers' weights in fewer bits. Raises DinferError with one
+    clear sentence for anything wrong.
     """
 
     def __init__(
@@ -35,7 +41,7 @@ class Front:
         facts: dict[str, Any] | None = None,
         kv_memory: float | None = None,
         max_sequences: int = 64,
-        max_rows: int = 8192,
+        max_rows: int | None = 8192,
         compiled: bool = False,
         quant: str | None = None,
     ) -> None:
@@ -49,7 +55,7 @@ class Front:
 
 
 def fit_limits(
-    loaded: Loaded, sequences: int, rows: int, kv_memory: float | None, poison: bool = False
+    loaded: Loaded, sequences: int, rows: int | None, kv_memory: float | None, poison: bool = False
 ) -> Limits:
     """Pages for `sequences` full contexts, or as many as `kv_memory` GiB (default: a quarter of
     what is free) hold.
@@ -64,7 +70,7 @@ def fit_limits(
             f"The K/V pool of {budget / 2**30:.3f} GiB holds no page;"
             f" one needs {size / 2**20:.2f} MiB."
         )
-    return Limits(sequences=sequences, rows=rows, pages=pages, poison=poison)
+    return Limits(sequences, rows or BRISK_ROWS[weight.device.type], pages, poison)
 
 
 def free_memory(device: torch.device) -> int:

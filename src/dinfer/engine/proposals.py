@@ -26,7 +26,9 @@ Ids = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Committed:
     """What one sequence gets written: positions, tokens, and the confidence of each; `back`:
-    positions to mask again; `open`: whether its window stays open even without a mask.
+    positions to mask again; `open`: whether its window stays open even without a mask. likely: the
+    likeliest tokens there and their probabilities, each [P, TOP], if any request or decoder of the
+    step asked for them.
     """
 
     positions: Ids
@@ -34,6 +36,7 @@ class Committed:
     confidence: npt.NDArray[np.float32]
     back: Ids
     open: bool
+    likely: tuple[Ids, npt.NDArray[np.float32]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,17 @@ def _joined(parts: list[Committed]) -> Committed:
         np.concatenate([getattr(blank, name), *(getattr(part, name) for part in parts)])
         for name in ("positions", "tokens", "confidence", "back")
     )
-    return Committed(positions, tokens, confidence, back, any(part.open for part in parts))
+    likely = [part.likely for part in parts if part.likely is not None]
+    return Committed(
+        positions,
+        tokens,
+        confidence,
+        back,
+        any(part.open for part in parts),
+        (np.concatenate([x[0] for x in likely]), np.concatenate([x[1] for x in likely]))
+        if likely
+        else None,
+    )
 
 
 def _found(
@@ -121,7 +134,7 @@ def _found(
         hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],
         model.head,
         mask_id,
-        frozenset[str]().union(*(s.strategy.decoder.needs for s in batch)),
+        frozenset[str]().union(*(s.needs for s in batch)),
         _sampling(batch, asked, device),
         Extras(
             _allowed(batch, asked, model.shape.vocab, device),
@@ -164,13 +177,14 @@ def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> li
     editable = None if decoder.monotone else laid(torch.from_numpy(~blank).to(device))
     proposal = Proposal(**{name: laid(x) for name, x in found.items()}, editable=editable)
     commit = decoder.commit(proposal, masked, [line.state for line in lines])
-    return _read(commit, proposal.confidence, [line.part for line in lines])
+    return _read(commit, proposal, [line.part for line in lines])
 
 
-def _read(commit: Commit, confidence_BW: Tensor, parts: list[Part]) -> list[Committed]:
+def _read(commit: Commit, proposal: Proposal, parts: list[Part]) -> list[Committed]:
     """Brings a commit back to the host and to positions of the canvas."""
     mask, tokens = commit.mask.cpu().numpy(), commit.tokens.cpu().numpy()
-    confidence = confidence_BW.cpu().numpy()
+    confidence = proposal.confidence.cpu().numpy()
+    top = [x.cpu().numpy() for x in (proposal.top_tokens, proposal.top_probs) if x is not None]
     back = np.zeros_like(mask) if commit.back is None else commit.back.cpu().numpy()
     stays = [False] * len(parts) if commit.open is None else commit.open.tolist()
     done = []
@@ -187,6 +201,7 @@ def _read(commit: Commit, confidence_BW: Tensor, parts: list[Part]) -> list[Comm
                 returned + part.start,
                 # A part that was not filled after all is not held open for a look at it.
                 stays[i] and len(columns) == mask[i].sum(),
+                (top[0][i, columns], top[1][i, columns]) if top else None,
             )
         )
     return done

@@ -11,7 +11,8 @@ class Scheduler:
 
     max_sequences: most sequences running. max_rows: most rows in a step; where the running ones
     want more, they take turns (the longest waiting first, and the first always runs), so nobody
-    starves.
+    starves. Those that are new go first: a first text is waited for, and nobody is new for more
+    than a few steps.
     """
 
     def __init__(self, pool: Pool, max_sequences: int, max_rows: int) -> None:
@@ -30,16 +31,13 @@ class Scheduler:
             if not self._admit(self.waiting[0]):
                 break
             self.running.append(self.waiting.popleft())
+        ready = sorted((s for s in self.running if s.advance()), key=lambda s: not s.is_new)
         batch: list[Sequence] = []
         rows = 0
-        for sequence in self.running:
-            if not sequence.advance():
-                continue
-            rows += sequence.rows
-            if batch and rows > self.max_rows:
-                rows -= sequence.rows
-                continue
-            batch.append(sequence)
+        for sequence in ready:
+            if not batch or rows + sequence.rows <= self.max_rows:
+                batch.append(sequence)
+                rows += sequence.rows
         if len(batch) < len(self.running):
             chosen = set(map(id, batch))
             self.running.sort(key=lambda s: id(s) in chosen)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dinfer.canvas import Canvas
+from dinfer.engine.chances import Chances
 from dinfer.request import FinishReason, Request, Stats
 from dinfer.step import (
     PAGE,
@@ -23,6 +24,9 @@ from dinfer.step import (
     Window,
     WindowState,
 )
+
+NEW_STEPS = 4
+"""Steps in which a request that has given out nothing yet counts as new."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.settled = self.canvas.answer
         self.canvas.revisable = not self.strategy.decoder.monotone
-        self.logprobs = np.zeros(self.canvas.ceiling)
+        self.chances = Chances(self.canvas.ceiling, self.request.params)
         if begin := self._hook("begin"):
             begin(self.canvas)
 
@@ -91,10 +95,21 @@ class Sequence:
         return self.request.runs
 
     @property
+    def is_new(self) -> bool:
+        """Whether it began a few steps ago and nothing of its answer is settled."""
+        return self.settled == self.canvas.answer and self.stats.forward_passes < NEW_STEPS
+
+    @property
     def rows(self) -> int:
         """Rows that the planned step runs."""
         assert self.plan is not None
         return len(self.plan.rows) * self.runs
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What its proposals must hold."""
+        asked = frozenset({"top"}) if self.request.params.top_logprobs else frozenset[str]()
+        return self.strategy.decoder.needs | asked
 
     @property
     def pages_needed(self) -> int:
@@ -215,7 +230,7 @@ class Sequence:
         assert growth.count > 0, "a canvas must grow by something"
         count, old = growth.count, np.flatnonzero(~canvas.masked[place:]) + place
         canvas.insert(place, count)
-        self.logprobs[place + count :] = self.logprobs[place:-count].copy()
+        self.chances.move(place, count)
         self.states, self.cache_state.window = [], None
         return old + count, np.setdiff1d(old, old + count)
 

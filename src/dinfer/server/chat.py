@@ -16,6 +16,7 @@ from dinfer.server.refusal import Refusal, naming
 from dinfer.server.reply import Reply
 from dinfer.server.room import answer_length
 from dinfer.server.site import Site
+from dinfer.step import TOP
 
 
 class TextPart(Strict):
@@ -26,13 +27,19 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """A turn. What a template does with name and tool fields is the model's affair."""
+    """A turn. What a template does with name and tool fields is the model's affair. The fields at
+    the end are those of an answer that is sent back as it came.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As templates expect it: the content is one string; fields without a value are absent."""
@@ -42,7 +49,7 @@ class Message(Strict):
 
     def extras(self) -> dict[str, Any]:
         """The fields besides role and content that have a value."""
-        return self.model_dump(exclude={"role", "content"}, exclude_none=True)
+        return self.model_dump(exclude={"role", "content", "annotations"}, exclude_none=True)
 
 
 class ResponseFormat(Strict):
@@ -52,16 +59,24 @@ class ResponseFormat(Strict):
 
 
 class ChatBody(Answering):
-    """A call. tools go to the model's template; the answer is text in any case."""
+    """A call. tools go to the model's template; the answer is text in any case. Fields at the end
+    are of no consequence here, or can have one value only.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
 
 class Top(BaseModel):
@@ -94,12 +109,13 @@ class Answer(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """An answer; `stats` is an addition to the protocol."""
+    """An answer; `token_ids` and `stats` are additions to the protocol."""
 
     index: int
     message: Answer
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    token_ids: list[int]
     stats: StatsBody
 
 
@@ -152,20 +168,24 @@ class ChatForm(Form):
             message=Answer(content=output.text),
             logprobs=self._logprobs(output),
             finish_reason=output.finish_reason,
+            token_ids=output.token_ids,
             stats=self.stats(index, output),
         )
 
     def _logprobs(self, output: Output) -> ChatLogprobs | None:
-        assert isinstance(self.body, ChatBody)
         if output.logprobs is None:
             return None
+        likely = output.top_logprobs or [[]] * len(output.token_ids)
         found = []
-        for token, value in zip(output.token_ids, output.logprobs, strict=True):
-            word = self.word(token)
-            one = {"token": word, "logprob": value, "bytes": list(word.encode())}
-            top = [Top.model_validate(one)] if self.body.top_logprobs else []
-            found.append(TokenLogprob.model_validate(one | {"top_logprobs": top}))
+        own = zip(output.token_ids, output.logprobs, strict=True)
+        for one, others in zip(own, likely, strict=True):
+            top = [self._top(*pair) for pair in others]
+            found.append(TokenLogprob(**vars(self._top(*one)), top_logprobs=top))
         return ChatLogprobs(content=found)
+
+    def _top(self, token: int, logprob: float) -> Top:
+        word = self.word(token)
+        return Top(token=word, logprob=logprob, bytes=list(word.encode()))
 
 
 def _delta(index: int, delta: dict[str, str]) -> dict[str, Any]:
@@ -176,11 +196,8 @@ def prepare(site: Site, body: ChatBody) -> ChatForm:
     """The requests of a call. Raises Refusal."""
     name, llm = site.find(body.model)
     site.check_count(llm, body.n or 1)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
-    if body.top_logprobs and body.temperature:
-        text = "top_logprobs is 1 and the temperature is not 0; sampled answers allow 0 only."
-        raise Refusal(400, text, "top_logprobs", "invalid_value")
     ids = render(llm, body.messages, body.tools)
     length = _length(body) or answer_length(llm, len(ids))
     params = body.sampling(max_tokens=length, logprobs=bool(body.logprobs))

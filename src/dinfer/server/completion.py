@@ -16,14 +16,14 @@ from dinfer.server.refusal import Refusal, naming
 from dinfer.server.reply import Reply
 from dinfer.server.room import answer_length
 from dinfer.server.site import Site
+from dinfer.step import TOP
 
 Ids = Annotated[TokenIds, Field(min_length=1)]
 
 
 class CompletionBody(Answering):
     """A call. suffix: text after the answer, which the model sees and which is not given back.
-    logprobs: 0 gives the log probability of each token; 1 also that of the likeliest one, which
-    is the same token, so it needs temperature 0.
+    logprobs: 0 gives the log probability of each token; more also those of so many likeliest ones.
     """
 
     prompt: (
@@ -34,7 +34,7 @@ class CompletionBody(Answering):
     )
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=TOP)] | None = None
     best_of: One | None = None
 
     def prompts(self) -> list[str | list[int]]:
@@ -120,11 +120,9 @@ class CompletionForm(Form):
         )
 
     def _logprobs(self, output: Output, offset: int) -> Logprobs | None:
-        assert isinstance(self.body, CompletionBody)
         if output.logprobs is None:
             return None
         words = [self.word(token) for token in output.token_ids]
-        pairs = list(zip(words, output.logprobs, strict=True))
         offsets = []
         for word in words:
             offsets.append(offset)
@@ -132,9 +130,23 @@ class CompletionForm(Form):
         return Logprobs(
             tokens=words,
             token_logprobs=output.logprobs,
-            top_logprobs=[{word: value} for word, value in pairs] if self.body.logprobs else None,
+            top_logprobs=None if output.top_logprobs is None else self._top(output),
             text_offset=offsets,
         )
+
+    def _top(self, output: Output) -> list[dict[str, float]]:
+        """By their text, the token itself among them even where it is none of the likeliest; of
+        tokens with the same text the likeliest.
+        """
+        found = []
+        assert output.logprobs is not None and output.top_logprobs is not None
+        own = zip(output.token_ids, output.logprobs, strict=True)
+        for one, likely in zip(own, output.top_logprobs, strict=True):
+            words: dict[str, float] = {}
+            for token, value in (*likely, one):
+                words.setdefault(self.word(token), value)
+            found.append(words)
+        return found
 
 
 def _delta(index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
@@ -147,9 +159,6 @@ def prepare(site: Site, body: CompletionBody) -> CompletionForm:
     if body.logprobs is not None and body.echo:
         text = "echo with logprobs is not possible: a prompt has no probabilities in such a model."
         raise Refusal(400, text, "echo", "invalid_value")
-    if body.logprobs and body.temperature:
-        text = "logprobs is 1 and the temperature is not 0; sampled answers allow logprobs 0 only."
-        raise Refusal(400, text, "logprobs", "invalid_value")
     prompts = body.prompts()
     site.check_count(llm, len(prompts) * (body.n or 1))
     requests: list[Request] = []
@@ -169,7 +178,8 @@ def _requests(
     with naming("suffix"):
         tail = llm.prompts.tokenizer.encode(body.suffix) if body.suffix else None
     length = body.max_tokens or answer_length(llm, len(ids) + len(tail or ()))
-    params = body.sampling(max_tokens=length, logprobs=body.logprobs is not None)
+    top = body.logprobs
+    params = body.sampling(max_tokens=length, logprobs=top is not None, top_logprobs=top or 0)
     with naming("stop" if params.stop and llm.loaded.tokenizer is None else "prompt"):
         requests = llm.prompts.complete(ids, params, tail)
     requests = [replace(request, end=len(ids) + length) for request in requests]

@@ -60,6 +60,9 @@ class Common(Strict):
 
     def sampling(self, **more: Any) -> SamplingParams:
         """The parameters; fields of the same name in a subclass are found by their name."""
+        if self.stream_options is not None and not self.stream:
+            text = "stream_options is given and stream is not true."
+            raise Refusal(400, text, "stream_options", "invalid_value")
         for kind in STRATEGIES:
             if spec := getattr(self, kind):
                 with naming(kind):

@@ -57,9 +57,10 @@ class Form:
         return UsageBody.of(prompts, sum(o.usage.completion_tokens for o in outputs))
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> Chunk:
-        """A chunk with the fields that all have."""
+        """A chunk with the fields that all have; usage is null but at the end."""
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
-        return head | {"choices": choices} | more
+        usage = {"usage": None} if self.body.wants_usage else {}
+        return head | {"choices": choices} | usage | more
 
     def stats(self, index: int, output: Output) -> StatsBody:
         """The cost of one choice."""

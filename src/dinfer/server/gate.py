@@ -74,7 +74,9 @@ class Gate:
         """Why a call was ended."""
         if self.draining:
             return self.closing()
-        return Refusal(408, "The call took longer than its deadline.", "timeout", "deadline")
+        # OpenAI clients try again after a 408 unless they are told not to.
+        once = {"x-should-retry": "false"}
+        return Refusal(408, "The call took longer than its deadline.", "timeout", "deadline", once)
 
     def closing(self) -> Refusal:
         """What callers are told while the server shuts down."""

@@ -22,6 +22,13 @@ CLIENT_LEFT = 499
 """Status in the log of a call whose client went away."""
 
 
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events back
+]
+
+
 class Reply(Response):
     """Does its work when it is sent: so a refusal of the gate can still become a status, and a
     client that goes away, a deadline or a drain ends the engine's work within a step.
@@ -62,8 +69,7 @@ class Reply(Response):
 
     async def _stream(self, send: Send) -> None:
         form = self.form
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         for chunk in form.opening():
             await send(_line(chunk))
         if form.body.wants_canvas:

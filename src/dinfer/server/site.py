@@ -65,7 +65,8 @@ class Site:
         """
         with naming("cache"):
             llm.engine.strategy(request.params)
-        with naming(param):
+        too_long = len(request.canvas) > llm.loaded.facts.context
+        with naming(param, "context_length_exceeded" if too_long else None):
             llm.engine.check(request)
         most = self.settings.max_request
         if most is not None and len(request.canvas) > most:

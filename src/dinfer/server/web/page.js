@@ -199,6 +199,7 @@ async function run(event) {
       .filter(Boolean).join(" · "));
   });
   $("runs").replaceChildren(...runs.map((one) => one.root));
+  $("runs").scrollIntoView({ block: "nearest" }); // on a phone it lies below the form
   try {
     await Promise.all(chosen().map(async (choice, i) => {
       const answer = await call(path, body(choice), running.signal);
@@ -207,6 +208,7 @@ async function run(event) {
   } catch (error) {
     if (error.name !== "AbortError") $("error").textContent = error.message;
     running.abort();
+    for (const one of runs) if (!one.steps.length) one.root.remove();
   }
   running = null;
   $("run").disabled = false;
@@ -245,12 +247,14 @@ for (const name of ["Strategies", "Other strategies"]) {
   choice.hidden = $("choices").childElementCount > 0;
   $("choices").append(choice);
 }
+$("settings").open = window.matchMedia("(min-width: 40rem)").matches; // a phone has no room
 $("ask").addEventListener("submit", run);
 $("stop").addEventListener("click", () => running?.abort());
 $("model").addEventListener("change", recommend);
 $("key").addEventListener("change", load);
 $("compare").addEventListener("change", () => {
   $("choices").lastElementChild.hidden = !$("compare").checked;
+  if ($("compare").checked) $("settings").open = true;
 });
 for (const radio of document.querySelectorAll("[name=mode]")) {
   radio.addEventListener("change", () => {
