@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from dinfer import LLM
 from dinfer.engine import load as loading
 from dinfer.engine.load import blank, family_of, load
-from dinfer.engine.weights import load_weights, places
+from dinfer.engine.shards import Shards
+from dinfer.engine.weights import check, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 
 from ..conftest import FAMILIES, GOLDEN
@@ -188,30 +189,30 @@ def test_wrong_shape_and_kind(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_damaged_tensor_is_named(family: str, tmp_path: Path) -> None:
-    """Each tensor of each family in turn: renamed, of another shape, of another kind."""
+def test_any_damaged_tensor_is_named(family: str) -> None:
+    """Each tensor of each family in turn: deleted, renamed, of another shape, of another kind."""
     config = json.loads((GOLDEN / family / "config.json").read_text())
     module = family_of(config)
     shape = module.shape(config)
     slots = module.slots(shape)
     targets = places(blank(module, shape, torch.float32), slots)
-    tensors = {
-        name: tensor
-        for file in (GOLDEN / family).glob("model*.safetensors")
-        for name, tensor in load_file(file).items()
-    }
-    assert set(tensors) == set(slots)
-    for name, tensor in tensors.items():
-        others = {other: tensors[other] for other in tensors if other != name}
+    tensors = Shards(GOLDEN / family)
+    held = tensors.headers
+    assert set(held) == set(slots)
+    check(targets, tensors)
+    for name, header in held.items():
+        others = {other: held[other] for other in held if other != name}
         damaged = {
-            f"missing: {name}; unexpected: {name}.old": others | {f"{name}.old": tensor},
-            f"{name} has the shape {[*tensor.shape, 1]}": others | {name: tensor[..., None]},
-            f"{name} holds int8": others | {name: tensor.to(torch.int8)},
+            f"missing: {name}.": others,
+            f"missing: {name}; unexpected: {name}.old": others | {f"{name}.old": header},
+            f"{name} has the shape {[*header.shape, 1]}": others
+            | {name: header._replace(shape=(*header.shape, 1))},
+            f"{name} holds int8": others | {name: header._replace(dtype=torch.int8)},
         }
-        for said, file in damaged.items():
-            save_file(file, tmp_path / "model.safetensors")
+        for said, headers in damaged.items():
+            tensors.headers = headers
             with pytest.raises(CheckpointError, match=re.escape(said)):
-                load_weights(targets, tmp_path)
+                check(targets, tensors)
 
 
 def test_a_checkpoint_under_the_name_of_another_family(tmp_path: Path) -> None:
