@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dinfer import LLM
 from dinfer.engine import load as loading
+from dinfer.engine import weights as weights_of
 from dinfer.engine.load import blank, family_of, load
 from dinfer.engine.shards import Shards
 from dinfer.engine.weights import check, places
@@ -118,6 +119,30 @@ def test_facts_of_the_folder_and_then_of_the_caller(folder: Path) -> None:
     change(folder, "dinfer.json", decoder="fixed:steps=4", context=64)
     facts = load(str(folder), "float32", "cpu", {"context": 32}).facts
     assert (facts.decoder, facts.context, facts.mask_id) == ("fixed:steps=4", 32, 311)
+
+
+def test_the_rate_of_reading_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "dinfer"):
+        read = load(str(folder), "float32", "cpu").read
+    assert read and read.bytes == sum(x.nbytes for x in weights(folder).values())
+    assert read.rate == read.bytes / read.seconds and f"({read.rate / 1e6:.0f} MB/s)" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(7,), (1,), (5, 4), (64, 3), (6, 2, 5), (1, 1)])
+@pytest.mark.parametrize("limit", [1, 8, 1000])
+def test_tensors_are_read_in_pieces(
+    shape: tuple[int, ...], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row once, in order, and no piece larger than the limit or a row."""
+    monkeypatch.setattr(weights_of, "AT_ONCE", limit)
+    tensor = torch.randn(shape).bfloat16()
+    save_file({"a": torch.ones(3), "b": tensor, "c": torch.ones(2)}, tmp_path / "model.safetensors")
+    found = torch.full(shape, torch.nan)
+    for rows, piece in Shards(tmp_path).pieces("b"):
+        assert found[rows].isnan().all() and piece.dtype == torch.bfloat16
+        assert piece.numel() <= max(limit, piece[0].numel() if piece.ndim > 1 else len(tensor))
+        found[rows] = piece.float()
+    assert torch.equal(found, tensor.float())
 
 
 # What does not

@@ -292,8 +292,10 @@ def _settings(threads: int | None) -> dict[str, Any]:
 
 def _model(loaded: "Loaded") -> dict[str, Any]:
     weight = loaded.model.embedding.weight
+    read = {"load": str(loaded.read)} if loaded.read else {}
     return {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        **read,
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
     }

@@ -16,7 +16,7 @@ Pieces = Iterator[tuple[slice, Tensor]]
 """Rows of a tensor and where they belong. A piece may be overwritten when the next one is asked
 for.
 """
-AT_ONCE = 1 << 22
+AT_ONCE = 1 << 20
 """Elements of a piece. Temporary copies in float32 have this size, whatever that of the tensor."""
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dinfer.kernel.experts import active
 from dinfer.nn.linear import GroupedLinear, Linear
 
-AT_ONCE = 1 << 24
-"""Weights that are quantised at once. Much smaller pieces come from the heap, and fragment it."""
+AT_ONCE = 1 << 20
+"""Weights that are quantised at once; their temporary copies in float32 stay in the cache."""
 
 
 class Scheme(Protocol):
