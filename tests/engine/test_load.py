@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
 
 from dinfer import LLM
 from dinfer.engine import load as loading
@@ -113,6 +115,19 @@ def test_every_end_of_text_id_counts(folder: Path) -> None:
     change(folder, "generation_config.json", eos_token_id=None)
     change(folder, eos_token_id=None)
     assert load(str(folder), "float32", "cpu").facts.eos_ids == set()
+
+
+def test_the_end_of_a_turn_by_the_template_counts(folder: Path) -> None:
+    """Neither config.json nor generation_config.json names it; what the caller says wins."""
+    letters = {letter: id for id, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    made = Tokenizer(BPE(vocab=letters | {"<|end|>": 305, "<|turn|>": 306}, merges=[]))
+    made.add_special_tokens(["<|end|>", "<|turn|>"])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}<|turn|>{% endfor %}"
+    )
+    assert load(str(folder), "float32", "cpu").facts.eos_ids == {305, 306}
+    assert load(str(folder), "float32", "cpu", {"eos_ids": [4]}).facts.eos_ids == {4}
 
 
 def test_facts_of_the_folder_and_then_of_the_caller(folder: Path) -> None:

@@ -63,7 +63,9 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     config = checkpoint.json("config.json")
     family = family_of(config)
     shape = family.shape(config)
-    known = facts_of(family, checkpoint, facts)
+    tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
+    ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
+    known = facts_of(family, checkpoint, facts, ends)
     kinds: dict[str, tuple[torch.dtype, str | None]] = {
         name: (dtype, None) for name, dtype in DTYPES.items()
     }

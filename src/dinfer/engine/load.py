@@ -140,14 +140,19 @@ def family_of(config: dict[str, Any]) -> ModuleType:
     return known[given]
 
 
-def facts_of(family: ModuleType, checkpoint: Checkpoint, overrides: dict[str, Any]) -> Facts:
+def facts_of(
+    family: ModuleType,
+    checkpoint: Checkpoint,
+    overrides: dict[str, Any],
+    ends: frozenset[int] = frozenset(),
+) -> Facts:
     """Facts from config.json, generation_config.json, dinfer.json (ours, optional), then
-    `overrides`.
+    `overrides`. ends: ids that end an answer by the tokenizer and the chat template.
     """
     facts: Facts = family.facts(checkpoint.json("config.json"))
     eos = checkpoint.json("generation_config.json").get("eos_token_id")
     more = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more))
+    facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more, ends))
     eos_ids = _fact("eos_ids", facts.eos_ids - {None})  # null is common where there is none
     facts = dataclasses.replace(facts, mask_id=_fact("mask_id", facts.mask_id), eos_ids=eos_ids)
     allowed = [field.name for field in dataclasses.fields(Facts)]
@@ -276,7 +281,9 @@ def load(
     family = family_of(config)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, config, place)
-    known = facts_of(family, checkpoint, facts or {})
+    tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
+    ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
+    known = facts_of(family, checkpoint, facts or {}, ends)
     shape = family.shape(config)
     model = blank(family, shape, kind, _quant(config, quant)).to_empty(device=place)
     if shape.tied:
@@ -295,8 +302,8 @@ def load(
         family.__name__.rpartition(".")[2],
         model,
         known,
-        checkpoint.tokenizer(),
-        checkpoint.template(),
+        tokenizer,
+        template,
         read,
     )
 
