@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def step(
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = o.DEFAULT_MODEL,
+    model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = o.DEFAULT_MODEL,
     rows: Annotated[int, typer.Option(min=1, help="Masked rows of each sequence.")] = 32,
     context: Annotated[int, typer.Option(min=0, help="Stored positions they see.")] = 256,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences in the step.")] = 1,
@@ -51,6 +51,7 @@ def step(
     threads: Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quant: o.Quant = None,
     as_json: o.Json = False,
 ) -> None:
     """One denoising step beside its floor: bytes and operations, at this machine's rates."""
@@ -58,7 +59,7 @@ def step(
     from dinfer.bench.step import measure_step
 
     found = _settings(threads)
-    loaded = open_any(model, dtype, device)
+    loaded = open_any(model, dtype, device, quant)
     measured = measure_step(loaded, rows, context, sequences, repeats)
     _show({"model": model, **_model(loaded), **measured.as_dict(), **found}, as_json)
 
@@ -131,7 +132,7 @@ def throughput(
 
 
 def growth(
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = o.DEFAULT_MODEL,
+    model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = o.DEFAULT_MODEL,
     lengths: Annotated[str, typer.Option(help="New tokens, with commas.")] = "64,128,256,384",
     decoder: o.Decoder = "fixed:steps=8",
     cache: o.Cache = None,
@@ -139,6 +140,7 @@ def growth(
     threads: Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quant: o.Quant = None,
     plot: Plot = None,
     as_json: o.Json = False,
 ) -> None:
@@ -152,7 +154,7 @@ def growth(
 
     found = _settings(threads)
     wanted = _numbers("--lengths", lengths)
-    llm = LLM(open_any(model, dtype, device), max_sequences=1)
+    llm = LLM(open_any(model, dtype, device, quant), max_sequences=1)
     prompt = [5 + p % 50 for p in range(32)]
 
     def cost(length: int) -> float:
@@ -185,7 +187,7 @@ class Rivalry:
 def versus(
     strategies: o.Strategies,
     rivalry: Rivalry,
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = "tiny-llada",
+    model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = "tiny-llada",
     task: Task = "math",
     num: Num = 100,
     max_tokens: Tokens = 160,
@@ -291,10 +293,18 @@ def _settings(threads: int | None) -> dict[str, Any]:
 
 
 def _model(loaded: "Loaded") -> dict[str, Any]:
+    from importlib import import_module
+
+    import torch
+
+    from dinfer.engine.load import blank
+
     weight = loaded.model.embedding.weight
+    family = import_module(f"dinfer.model.{loaded.family}")
+    plain = blank(family, loaded.model.shape, torch.float32)  # codes are no parameters
     read = {"load": str(loaded.read)} if loaded.read else {}
     return {
-        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "parameters": sum(p.numel() for p in plain.parameters()),
         **read,
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),

@@ -75,6 +75,7 @@ class _Coded(nn.Module):
         codes, scales = scheme.empty(*shape)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+        self.bytes = codes.nbytes + scales.nbytes
         self.products: list[Callable[[Tensor], Tensor]] = []
 
     @property
