@@ -52,7 +52,9 @@ def test_work_of_a_step_with_experts(quant: str | None) -> None:
         work = work_of(model, rows, 0, 1)
         linear = layers * (attention + touched * expert)
         scales = layers * (4 * d + touched * (2 * wide + d))  # rows
-        stored = {None: 4 * linear, "int8": linear + 4 * scales}.get(quant, linear * (1 / 2 + 1 / 8))
+        stored = {None: 4 * linear, "int8": linear + 4 * scales}.get(
+            quant, linear * (1 / 2 + 1 / 8)
+        )
         assert work.bytes == pytest.approx(kept + stored + 4 * layers * 2 * d * rows, rel=1e-3)
         products = 2 * rows * (layers * (attention + 2 * expert + 8 * d) + vocab * d)
         pairs = 2 * 2 * layers * rows * rows * d

@@ -22,7 +22,7 @@ from dinfer.engine.gguf import GGUF
 from dinfer.engine.load import load
 from dinfer.engine.quantise import quantise
 from dinfer.errors import CheckpointError, RequestError, UnknownName
-from dinfer.text.gguf import _FRAMES
+from dinfer.text.gguf import FRAMES
 from dinfer.text.tokenizer import byte_level
 
 from ..conftest import GOLDEN, golden_facts
@@ -181,7 +181,7 @@ TEXT = "The cat isn't on 12345 mats.\n\n 你好，世界 e\u0301\r\n\t x"
 
 def trained(pre: str) -> tokenizers.Tokenizer:
     """A byte-level BPE of at most 300 tokens, by the library."""
-    made = tokenizers.Tokenizer.from_str(json.dumps(byte_level(**_FRAMES[pre])))
+    made = tokenizers.Tokenizer.from_str(json.dumps(byte_level(**FRAMES[pre])))
     letters = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, show_progress=False)
     made.train_from_iterator([TEXT, "the cat sat on the mat 12 1 2\n\n\n"] * 3, trainer)
@@ -208,7 +208,7 @@ def add_text(made: tokenizers.Tokenizer, pre: str) -> Callable:
     return more
 
 
-@pytest.mark.parametrize("pre", _FRAMES)
+@pytest.mark.parametrize("pre", FRAMES)
 def test_tokenizer(pre: str, tmp_path: Path) -> None:
     made = trained(pre)
     found = llm(write("llada", tmp_path / "a.gguf", more=add_text(made, pre)))
@@ -237,7 +237,7 @@ def test_tokenizer(pre: str, tmp_path: Path) -> None:
 )
 def test_words(pre: str, text: str, pieces: list[str]) -> None:
     """By hand, from the published patterns; a line end is written "Ċ"."""
-    words = tokenizers.Tokenizer.from_str(json.dumps(byte_level(**_FRAMES[pre]))).pre_tokenizer
+    words = tokenizers.Tokenizer.from_str(json.dumps(byte_level(**FRAMES[pre]))).pre_tokenizer
     assert [piece for piece, _ in words.pre_tokenize_str(text)] == pieces
 
 

@@ -167,7 +167,9 @@ def open_any(name: str, dtype: str, device: str, quant: str | None = None) -> Lo
     try:
         return load(name, dtype, device, quant=quant)
     except DinferError as error:
-        raise type(error)(f"{error} Shapes with random weights: {', '.join([*SHAPES, *MIXTURES])}.") from error
+        raise type(error)(
+            f"{error} Shapes with random weights: {', '.join([*SHAPES, *MIXTURES])}."
+        ) from error
 
 
 def write_checkpoint(loaded: Loaded, folder: Path, context: int = 4096) -> None:

@@ -174,15 +174,16 @@ class Blocks:
         for tensor in sorted(tensors, key=lambda tensor: tensor.data_offset):
             shape = tuple(int(size) for size in reversed(tensor.shape))
             heads = next((n for part, n in paired.items() if part in tensor.name), 0)
-            many = shape[0] if len(shape) == 3 else 1
-            bytes, shape = int(tensor.n_bytes) // many, shape[-2:]
-            width = bytes // (shape[0] if len(shape) == 2 else 1)
+            experts = len(shape) == 3
+            many = shape[0] if experts else 1
+            stored, shape = int(tensor.n_bytes) // many, shape[-2:]
+            width = stored // (shape[0] if len(shape) == 2 else 1)
             for number in range(many):
                 name = tensor.name
-                if many > 1:
+                if experts:
                     name = name.replace("_exps.", f"_exps.{number}.")
-                self.headers[name] = Header(shape, torch.float32, bytes)
-                start = int(tensor.data_offset) + number * bytes
+                self.headers[name] = Header(shape, torch.float32, stored)
+                start = int(tensor.data_offset) + number * stored
                 self._parts[name] = _Part(start, width, tensor.tensor_type, heads)
 
     def pieces(self, name: str) -> Pieces:

@@ -17,7 +17,7 @@ _LING_WORDS = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-_FRAMES: dict[str, Json] = {
+FRAMES: dict[str, Json] = {
     "gpt-2": {"words": None},
     "qwen2": {"words": QWEN2_WORDS, "nfc": True},
     "llama-bpe": {"words": _LLAMA3_WORDS},
@@ -43,14 +43,14 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
             f"{path} has a tokenizer of the kind {kind!r}; only 'gpt2' (byte-level BPE) is"
             " supported."
         )
-    if pre not in _FRAMES:
+    if pre not in FRAMES:
         raise CheckpointError(
-            f"{path} splits words as {pre!r}, which is not supported.{near(pre, sorted(_FRAMES))}"
+            f"{path} splits words as {pre!r}, which is not supported.{near(pre, sorted(FRAMES))}"
         )
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     numbered = list(zip(range(len(tokens)), tokens, kinds, strict=True))
-    document = byte_level(**_FRAMES[pre])
+    document = byte_level(**FRAMES[pre])
     document["model"] |= {
         "vocab": {token: id for id, token, kind in numbered if kind != _UNUSED},
         "merges": [pair.split(" ") for pair in metadata.get("tokenizer.ggml.merges", [])],
