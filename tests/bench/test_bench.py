@@ -17,7 +17,7 @@ from dinfer import LLM, SamplingParams
 from dinfer.bench import baseline
 from dinfer.bench.fairness import Rounds, is_long, mixed, rounds
 from dinfer.bench.machine import Timing, interleaved
-from dinfer.bench.shape import SHAPES, random_model, write_checkpoint
+from dinfer.bench.shape import SHAPES, open_any, random_model, write_checkpoint
 from dinfer.bench.step import measure_step, work_of
 from dinfer.bench.traffic import Answered, Ask, Load, Served, figures, in_process, over
 from dinfer.bench.versus import Baseline, Canvas, Mode, Original, duel, until_end
@@ -44,6 +44,38 @@ def test_work_of_a_step() -> None:
     # Each weight once per row, scores and mixing once per row, position and channel.
     products = 2 * rows * (body + vocab * d) + 2 * 2 * layers * rows * seen * d
     assert work.operations == pytest.approx(3 * products, rel=1e-3)
+
+
+@pytest.mark.parametrize("quant", [None, "int8", "int4:group=32"])
+def test_work_of_a_step_with_experts(quant: str | None) -> None:
+    """8 experts of which a row takes 2: with one row 2 are read, with many all 8."""
+    model = random_model("moe-tiny", "float32", "cpu", 512, quant).model
+    d, wide, layers, vocab = 128, 64, 2, 832
+    expert, attention = 3 * d * wide, 4 * d * d
+    kept = 4 * ((2 * layers + 1) * d + layers * (8 * d + 2 * d // 4) + vocab * d)
+    for rows, touched in ((1, 2), (400, 8)):
+        work = work_of(model, rows, 0, 1)
+        linear = layers * (attention + touched * expert)
+        scales = layers * (4 * d + touched * (2 * wide + d))  # rows
+        stored = {None: 4 * linear, "int8": linear + 4 * scales}.get(
+            quant, linear * (1 / 2 + 1 / 8)
+        )
+        assert work.bytes == pytest.approx(kept + stored + 4 * layers * 2 * d * rows, rel=1e-3)
+        products = 2 * rows * (layers * (attention + 2 * expert + 8 * d) + vocab * d)
+        pairs = 2 * 2 * layers * rows * rows * d
+        assert work.operations == pytest.approx(products + pairs, rel=3e-3)
+
+
+@pytest.mark.parametrize("name", ["tiny", "moe-tiny"])
+@pytest.mark.parametrize("quant", [None, "int8", "int4"])
+def test_random_shapes_run_in_fewer_bits(name: str, quant: str | None) -> None:
+    loaded = open_any(name, "float32", "cpu", quant)
+    found = measure_step(loaded, 8, 8, 1, repeats=1)
+    assert found.milliseconds.median > 0
+    (out,) = LLM(loaded, kv_memory=0.05).generate(
+        [[5, 6, 7]], SamplingParams(64, ignore_eos=True, decoder="fixed:steps=8")
+    )
+    assert len(out.token_ids) == 64
 
 
 def test_a_measured_step_is_not_below_its_parts() -> None:

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
 
 from dinfer import LLM
 from dinfer.engine import load as loading
+from dinfer.engine import weights as weights_of
 from dinfer.engine.load import blank, family_of, load
-from dinfer.engine.weights import load_weights, places
+from dinfer.engine.shards import Shards
+from dinfer.engine.weights import check, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 
 from ..conftest import FAMILIES, GOLDEN
@@ -113,10 +117,47 @@ def test_every_end_of_text_id_counts(folder: Path) -> None:
     assert load(str(folder), "float32", "cpu").facts.eos_ids == set()
 
 
+def test_the_end_of_a_turn_by_the_template_counts(folder: Path) -> None:
+    """Neither config.json nor generation_config.json names it; what the caller says wins."""
+    letters = {letter: id for id, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    made = Tokenizer(BPE(vocab=letters | {"<|end|>": 305, "<|turn|>": 306}, merges=[]))
+    made.add_special_tokens(["<|end|>", "<|turn|>"])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}<|turn|>{% endfor %}"
+    )
+    assert load(str(folder), "float32", "cpu").facts.eos_ids == {305, 306}
+    assert load(str(folder), "float32", "cpu", {"eos_ids": [4]}).facts.eos_ids == {4}
+
+
 def test_facts_of_the_folder_and_then_of_the_caller(folder: Path) -> None:
     change(folder, "dinfer.json", decoder="fixed:steps=4", context=64)
     facts = load(str(folder), "float32", "cpu", {"context": 32}).facts
     assert (facts.decoder, facts.context, facts.mask_id) == ("fixed:steps=4", 32, 311)
+
+
+def test_the_rate_of_reading_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "dinfer"):
+        read = load(str(folder), "float32", "cpu").read
+    assert read and read.bytes == sum(x.nbytes for x in weights(folder).values())
+    assert read.rate == read.bytes / read.seconds and f"({read.rate / 1e6:.0f} MB/s)" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(7,), (1,), (5, 4), (64, 3), (6, 2, 5), (1, 1)])
+@pytest.mark.parametrize("limit", [1, 8, 1000])
+def test_tensors_are_read_in_pieces(
+    shape: tuple[int, ...], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row once, in order, and no piece larger than the limit or a row."""
+    monkeypatch.setattr(weights_of, "AT_ONCE", limit)
+    tensor = torch.randn(shape).bfloat16()
+    save_file({"a": torch.ones(3), "b": tensor, "c": torch.ones(2)}, tmp_path / "model.safetensors")
+    found = torch.full(shape, torch.nan)
+    for rows, piece in Shards(tmp_path).pieces("b"):
+        assert found[rows].isnan().all() and piece.dtype == torch.bfloat16
+        assert piece.numel() <= max(limit, piece[0].numel() if piece.ndim > 1 else len(tensor))
+        found[rows] = piece.float()
+    assert torch.equal(found, tensor.float())
 
 
 # What does not
@@ -188,30 +229,30 @@ def test_wrong_shape_and_kind(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_damaged_tensor_is_named(family: str, tmp_path: Path) -> None:
-    """Each tensor of each family in turn: renamed, of another shape, of another kind."""
+def test_any_damaged_tensor_is_named(family: str) -> None:
+    """Each tensor of each family in turn: deleted, renamed, of another shape, of another kind."""
     config = json.loads((GOLDEN / family / "config.json").read_text())
     module = family_of(config)
     shape = module.shape(config)
     slots = module.slots(shape)
     targets = places(blank(module, shape, torch.float32), slots)
-    tensors = {
-        name: tensor
-        for file in (GOLDEN / family).glob("model*.safetensors")
-        for name, tensor in load_file(file).items()
-    }
-    assert set(tensors) == set(slots)
-    for name, tensor in tensors.items():
-        others = {other: tensors[other] for other in tensors if other != name}
+    tensors = Shards(GOLDEN / family)
+    held = tensors.headers
+    assert set(held) == set(slots)
+    check(targets, tensors)
+    for name, header in held.items():
+        others = {other: held[other] for other in held if other != name}
         damaged = {
-            f"missing: {name}; unexpected: {name}.old": others | {f"{name}.old": tensor},
-            f"{name} has the shape {[*tensor.shape, 1]}": others | {name: tensor[..., None]},
-            f"{name} holds int8": others | {name: tensor.to(torch.int8)},
+            f"missing: {name}.": others,
+            f"missing: {name}; unexpected: {name}.old": others | {f"{name}.old": header},
+            f"{name} has the shape {[*header.shape, 1]}": others
+            | {name: header._replace(shape=(*header.shape, 1))},
+            f"{name} holds int8": others | {name: header._replace(dtype=torch.int8)},
         }
-        for said, file in damaged.items():
-            save_file(file, tmp_path / "model.safetensors")
+        for said, headers in damaged.items():
+            tensors.headers = headers
             with pytest.raises(CheckpointError, match=re.escape(said)):
-                load_weights(targets, tmp_path)
+                check(targets, tensors)
 
 
 def test_a_checkpoint_under_the_name_of_another_family(tmp_path: Path) -> None:

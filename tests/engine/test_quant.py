@@ -1,6 +1,8 @@
 """Models with quantised layers: what is stored how, how near they stay, and folders of them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from dinfer import LLM, SamplingParams
-from dinfer.engine.load import Loaded, load
+from dinfer.bench.shape import random_model, write_checkpoint
+from dinfer.engine.load import Loaded, blank, load
 from dinfer.engine.quantise import quantise
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 from dinfer.kernel.int4 import dequantise_groups
 from dinfer.kernel.int8 import quantise_rows
+from dinfer.model import llada
 from dinfer.nn.linear import GroupedLinear, Linear
 from dinfer.registry import build
 
@@ -146,3 +150,26 @@ def test_the_quantisation_of_others_is_refused(given: object, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=r"gptq|fp8") as caught:
         load(str(tmp_path), "float32", "cpu")
     assert isinstance(caught.value, DinferError) and "dinfer quantize" in str(caught.value)
+
+
+MEASURE = """
+import re, sys, torch
+def peak(): return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+base = peak()
+from dinfer.engine.load import load
+load(sys.argv[1], "bfloat16", "cpu", quant=sys.argv[2])
+print(peak() - base)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+def test_peak_memory_of_loading(quant: str, tmp_path: Path) -> None:
+    """At most 1.15 times the quantised weights, what importing takes included (Linux)."""
+    random = random_model("0.7b", "bfloat16", "cpu")
+    write_checkpoint(random, tmp_path)
+    small = blank(llada, random.model.shape, torch.bfloat16, quant)
+    size = sum(x.nbytes for x in (*small.parameters(), *small.buffers()))
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), quant]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 1.15 * size

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from dinfer.kernel import int4, int8
 
-SIZES = [(1, 16, 32), (5, 48, 64), (33, 50, 96), (17, 7, 64), (0, 16, 64), (3, 4112, 32)]
+SIZES = [
+    (1, 16, 32),
+    (5, 48, 64),
+    (33, 50, 96),
+    (17, 7, 64),
+    (0, 16, 64),
+    (3, 4112, 32),
+    (3, 1040, 2048),
+]
 
 
 def draw(rows: int, out: int, size: int, dtype: torch.dtype = torch.float32) -> tuple:

@@ -164,6 +164,23 @@ def test_what_hugging_face_gives_to_templates(source, text):
     assert ChatTemplate(source).render(messages, thinking="yes") == text
 
 
+@pytest.mark.parametrize(
+    ("source", "eos", "ends"),
+    [
+        (CHATML, None, {END}),
+        (CHATML, "<|mask|>", {END, MASK}),
+        (CHATML, "<|no such token|>", {END}),
+        ("{{ messages[-1].content }}\n<|im_end|>", None, {END}),
+        ("{{ messages[-1].content }}{{ eos_token }}", "<|im_end|>", {END}),
+        ("{{ messages[-1].content }}.<|im_end|>", None, set()),
+        ("<|im_start|>{{ messages[0].content }}<|im_end|>", "<|mask|>", {MASK}),
+        ("{{ raise_exception('no') }}", "<|mask|>", {MASK}),
+    ],
+)
+def test_what_ends_an_answer(tokenizer, source, eos, ends):
+    assert ChatTemplate(source, {"eos_token": eos}).end_ids(tokenizer) == ends
+
+
 # Folders
 
 

@@ -1,4 +1,4 @@
-"""Models of LLaDA form with random weights, by name: what a step costs at the sizes people run."""
+"""Models with random weights, by name: what a step costs at the sizes people run."""
 
 import json
 from dataclasses import dataclass
@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dinfer.engine.load import Loaded, load, resolve_device, resolve_dtype
+from dinfer.engine.load import Loaded, blank, family_of, load, resolve_device, resolve_dtype
+from dinfer.engine.weights import Pieces, fill, places, row_ranges
 from dinfer.errors import DinferError
 from dinfer.model import llada
+from dinfer.nn import quantised
 from dinfer.nn.weights import official
 
 
@@ -35,8 +37,53 @@ SHAPES = {
     "3b": Sizes(2560, 28, 20, 20, 6912, 126464),
     "7b": Sizes(4096, 32, 32, 32, 9984, 126464),
     "13b": Sizes(5120, 38, 40, 40, 13312, 126464),
+    "moe-7b-active": Sizes(2048, 16, 16, 16, 8192, 157184),
+    "moe-16b-active": Sizes(2048, 20, 16, 4, 4608, 157184),
 }
-"""The vocabulary of LLaDA but for the two smallest; `mid` is the size of published CPU figures."""
+"""Of LLaDA form. The vocabulary of LLaDA but for the two smallest; `mid` is the size of published
+CPU figures. `-active`: as wide as the experts together that a row of the mixture runs through.
+"""
+
+_LLADA_MOE = {
+    "architectures": ["LLaDAMoEModelLM"],
+    "rope_theta": 50000.0,
+    "qk_layernorm": True,
+    "mask_token_id": 1,
+    "eos_token_id": 0,
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "moe-tiny": _LLADA_MOE
+    | {"vocab_size": 832, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"num_experts": 8, "num_experts_per_tok": 2, "expert_intermediate_size": 64},
+    "moe-7b": _LLADA_MOE
+    | {"vocab_size": 157184, "hidden_size": 2048, "num_hidden_layers": 16}
+    | {"num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8}
+    | {"expert_intermediate_size": 1024},
+    "moe-16b": {
+        "architectures": ["LLaDA2MoeModelLM"],
+        "rope_theta": 600000.0,
+        "mask_token_id": 1,
+        "eos_token_id": 0,
+        "vocab_size": 157184,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": 512,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "moe_router_enable_expert_bias": True,
+        "partial_rotary_factor": 0.5,
+    },
+}
+"""With experts: LLaDA-MoE's form (7b) and that of LLaDA2-mini (16b); their config.json."""
 
 
 def config_of(sizes: Sizes, context: int) -> dict[str, Any]:
@@ -81,32 +128,48 @@ def config_of(sizes: Sizes, context: int) -> dict[str, Any]:
     }
 
 
-def random_model(name: str, dtype: str, device: str, context: int = 4096) -> Loaded:
-    """A named shape with random weights (uniform, scaled as at the start of training)."""
-    config = config_of(SHAPES[name], context)
-    place = resolve_device(device)
+def random_model(
+    name: str, dtype: str, device: str, context: int = 4096, quant: str | None = None
+) -> Loaded:
+    """A named shape with random weights (uniform, scaled as at the start of training), made some
+    rows at a time and quantised at once, so that little more than the model is ever in memory.
+    """
+    dense = SHAPES.get(name)
+    config = config_of(dense, context) if dense else MIXTURES[name]
+    config = {"max_position_embeddings": context} | config
+    family, place = family_of(config), resolve_device(device)
+    shape = family.shape(config)
     kind = resolve_dtype(dtype, config, place)
-    shape = llada.shape(config)
-    with torch.device("meta"):
-        model = llada.Model(shape)
-    model = model.to(kind).to_empty(device=place)
+    model = blank(family, shape, kind, quant).to_empty(device=place)
     torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            spread = parameter.shape[-1] ** -0.5 if parameter.ndim == 2 else 0.0
-            parameter.uniform_(-spread, spread) if spread else parameter.fill_(1.0)
+    for target in places(model, family.slots(shape)).values():
+        fill(target, _drawn(tuple(target.shape)))
+    quantised.seal(model)
     model.requires_grad_(False).eval()
-    return Loaded(name, Path(), "llada", model, llada.facts(config), None, None)
+    known = family.__name__.rpartition(".")[2]
+    return Loaded(name, Path(), known, model, family.facts(config), None, None)
 
 
-def open_any(name: str, dtype: str, device: str) -> Loaded:
+def _drawn(shape: tuple[int, ...]) -> Pieces:
+    """A random matrix, or a vector of ones."""
+    for rows in row_ranges(shape):
+        if len(shape) < 2:
+            yield rows, torch.ones(shape)
+        else:
+            spread = shape[-1] ** -0.5
+            yield rows, torch.empty(rows.stop - rows.start, *shape[1:]).uniform_(-spread, spread)
+
+
+def open_any(name: str, dtype: str, device: str, quant: str | None = None) -> Loaded:
     """A named shape, or what `load` takes."""
-    if name in SHAPES:
-        return random_model(name, dtype, device)
+    if name in SHAPES or name in MIXTURES:
+        return random_model(name, dtype, device, quant=quant)
     try:
-        return load(name, dtype, device)
+        return load(name, dtype, device, quant=quant)
     except DinferError as error:
-        raise type(error)(f"{error} Shapes with random weights: {', '.join(SHAPES)}.") from error
+        raise type(error)(
+            f"{error} Shapes with random weights: {', '.join([*SHAPES, *MIXTURES])}."
+        ) from error
 
 
 def write_checkpoint(loaded: Loaded, folder: Path, context: int = 4096) -> None:

@@ -4,10 +4,12 @@ The floor is the larger of two times: reading every weight and stored key and va
 every multiplication once, at the rates that this machine reaches on nothing else.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from dinfer.bench.machine import Timing, product_rate, read_rate, seconds_of
 from dinfer.canvas import Canvas
@@ -16,6 +18,8 @@ from dinfer.engine.load import Loaded
 from dinfer.engine.proposals import commits
 from dinfer.engine.sequence import Sequence
 from dinfer.errors import RequestError
+from dinfer.nn.linear import GroupedLinear
+from dinfer.nn.quantised import CodedGroupedLinear, CodedLinear
 from dinfer.nn.transformer import Transformer
 from dinfer.request import Request, SamplingParams
 from dinfer.step import PAGE, StepPlan, Window, WindowState
@@ -31,20 +35,36 @@ class Work:
 
 def work_of(model: Transformer, rows: int, context: int, sequences: int) -> Work:
     """Bytes and operations of a step of `sequences`, each with `rows` masked rows that see
-    `context` stored positions and one another.
+    `context` stored positions and one another. Of experts, those count that the rows touch when
+    each row chooses evenly among all.
     """
     shape = model.shape
-    weights = sum(p.numel() * p.itemsize for p in model.parameters())
-    table = 0 if shape.tied else model.embedding.weight.numel() * model.embedding.weight.itemsize
-    body = sum(p.numel() for p in model.layers.parameters())
-    head, seen = shape.vocab * shape.hidden, context + rows
-    size = model.embedding.weight.itemsize
+    weights: float = sum(p.nbytes for p in (*model.norm.parameters(), *model.head.parameters()))
+    active: float = shape.vocab * shape.hidden
+    for layer in model.layers.modules():
+        read, elements = _held(layer)
+        if isinstance(layer, GroupedLinear | CodedGroupedLinear):
+            assert shape.mixture is not None
+            part = shape.mixture.routing.top / layer.count
+            read *= 1 - (1 - part) ** (rows * sequences)
+            elements *= part
+        weights, active = weights + read, active + elements
+    size, seen = model.embedding.weight.itemsize, context + rows
     stored = shape.layers * 2 * shape.kv_heads * shape.head_size * seen * size
     pairs = 4 * shape.layers * shape.heads * shape.head_size * rows * seen
     return Work(
-        weights - table + sequences * stored,
-        sequences * (2 * rows * (body + head) + pairs),
+        round(weights) + sequences * stored,
+        round(sequences * (2 * rows * active + pairs)),
     )
+
+
+def _held(layer: nn.Module) -> tuple[float, float]:
+    """Bytes and number of the weights that lie in a module itself, not in its parts."""
+    own = list(layer.parameters(recurse=False))
+    read, elements = sum(p.nbytes for p in own), sum(p.numel() for p in own)
+    if isinstance(layer, CodedLinear | CodedGroupedLinear):
+        return read + layer.bytes, elements + math.prod(layer.shape)
+    return read, elements
 
 
 @dataclass(frozen=True)

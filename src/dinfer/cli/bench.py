@@ -62,15 +62,16 @@ class Report:
 class Weights:
     """A model, or only the shape of one."""
 
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = o.DEFAULT_MODEL
+    model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = o.DEFAULT_MODEL
     dtype: o.Dtype = "auto"
     device: o.Device = "auto"
+    quant: o.Quant = None
 
     def open(self) -> "Loaded":
         """The model, with random weights where the name is that of a shape."""
         from dinfer.bench.shape import open_any
 
-        return open_any(self.model, self.dtype, self.device)
+        return open_any(self.model, self.dtype, self.device, self.quant)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -147,32 +148,47 @@ class Rivalry:
     ] = sys.executable
 
 
+@dataclass(frozen=True)
+class Ours:
+    """Our side of `versus`. The weights are the same on both; theirs are never quantised."""
+
+    model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = "tiny-llada"
+    dtype: o.Dtype = "auto"
+    quant: o.Quant = None
+    compiled: o.Compiled = False
+    concurrency: Annotated[int, typer.Option(min=1, help="Of ours, for throughput.")] = 32
+
+    def open(self) -> "tuple[LLM, Loaded]":
+        """Ours, and the plain weights for the other side."""
+        from dinfer.bench.shape import open_any
+        from dinfer.engine.llm import LLM
+
+        plain = open_any(self.model, self.dtype, "cpu")
+        coded = open_any(self.model, self.dtype, "cpu", self.quant) if self.quant else plain
+        return LLM(coded, max_sequences=self.concurrency, compiled=self.compiled), plain
+
+
 @o.grouped
 def versus(
     strategies: o.Strategies,
+    ours: Ours,
     rivalry: Rivalry,
     report: Report,
-    model: Annotated[str, typer.Option("--model", "-m", help=SHAPE)] = "tiny-llada",
     task: Task = "math",
     num: Num = 100,
     max_tokens: Tokens = 160,
     tokens_per_step: Annotated[
         int | None, typer.Option(min=1, help="Hold both sides to this (random weights: 4).")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Of ours, for throughput.")] = 32,
     repeats: Repeats = 2,
-    dtype: o.Dtype = "auto",
-    compiled: o.Compiled = False,
 ) -> None:
     """dInfer beside Fast-dLLM on the same weights, prompts and canvas: quality, forwards, speed."""
-    from dinfer.bench.shape import SHAPES, open_any
+    from dinfer.bench.shape import SHAPES
     from dinfer.bench.versus import Canvas, duel
-    from dinfer.engine.llm import LLM
 
     settings = report.begin()
-    loaded = open_any(model, dtype, "cpu")
-    llm = LLM(loaded, max_sequences=concurrency, compiled=compiled)
-    random = model in SHAPES
+    llm, plain = ours.open()
+    random = ours.model in SHAPES
     tokens_per_step = tokens_per_step or (4 if random else None)
     if max_tokens % 32 or (tokens_per_step and 32 % tokens_per_step):
         raise RequestError(
@@ -190,11 +206,14 @@ def versus(
     )
     console = Console(stderr=True, quiet=report.as_json)
     with ExitStack() as stack:
-        rival = _rival(stack, rivalry, loaded, canvas)
+        rival = _rival(stack, rivalry, plain, canvas)
         result = duel(llm, rival, prompts, params, repeats, lambda x: console.print(x, style="dim"))
     quality = {} if random else _quality(llm, task, num, result)
-    head = {"model": model, **model_figures(loaded), "rival": rival.name, "mode": str(result.mode)}
-    report.show({**head, **quality, **result.figures(), "modes_tried": result.tried, **settings})
+    head = {"model": ours.model, **model_figures(llm.loaded), "quant": ours.quant}
+    theirs = {"rival": rival.name, "mode": str(result.mode)}
+    report.show(
+        {**head, **theirs, **quality, **result.figures(), "modes_tried": result.tried, **settings}
+    )
 
 
 def _rival(stack: ExitStack, rivalry: Rivalry, loaded: "Loaded", canvas: "Canvas") -> "Rival":
@@ -248,9 +267,19 @@ def _numbers(option: str, text: str) -> list[int]:
 
 def model_figures(loaded: "Loaded") -> dict[str, Any]:
     """What to print of a model."""
+    from importlib import import_module
+
+    import torch
+
+    from dinfer.engine.load import blank
+
     weight = loaded.model.embedding.weight
+    family = import_module(f"dinfer.model.{loaded.family}")
+    plain = blank(family, loaded.model.shape, torch.float32)  # codes are no parameters
+    read = {"load": str(loaded.read)} if loaded.read else {}
     return {
-        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "parameters": sum(p.numel() for p in plain.parameters()),
+        **read,
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
     }

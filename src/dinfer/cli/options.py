@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "tiny-sdar"
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="Bundled name, folder, or Hugging Face id.")
+    str, typer.Option("--model", "-m", help="Bundled name, folder, GGUF file, or Hugging Face id.")
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens of the answer.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]

@@ -1,6 +1,7 @@
 """serve."""
 
 import logging
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def named(models: list[str]) -> dict[str, str]:
     for given in models:
         name, sign, source = given.partition("=")
         if not sign:
-            name, source = (Path(given).name if Path(given).is_dir() else given), given
+            name, source = (Path(given).name if os.path.exists(given) else given), given
         if not name or not source:
             raise RequestError(f"The model {given!r} is no NAME=FOLDER, name, folder or hub id.")
         if name in found:

@@ -34,7 +34,9 @@ def list_all(as_json: o.Json = False) -> None:
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="Bundled name, folder, or Hugging Face id.")],
+    model: Annotated[
+        str, typer.Argument(help="Bundled name, folder, GGUF file, or Hugging Face id.")
+    ],
     as_json: o.Json = False,
     fact: o.Fact = None,
 ) -> None:
@@ -53,15 +55,17 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     """Facts and sizes of a checkpoint from its config files alone; no weights are read."""
     import torch
 
-    from dinfer.engine.load import DTYPES, blank, facts_of, family_of, locate, read_config
+    from dinfer.engine.load import DTYPES, blank, facts_of, family_of, open_checkpoint
     from dinfer.engine.pool import page_bytes
     from dinfer.step import PAGE
 
-    folder = locate(name)
-    config = read_config(folder)
+    checkpoint = open_checkpoint(name)
+    config = checkpoint.json("config.json")
     family = family_of(config)
     shape = family.shape(config)
-    known = facts_of(family, folder, config, facts)
+    tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
+    ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
+    known = facts_of(family, checkpoint, facts, ends)
     kinds: dict[str, tuple[torch.dtype, str | None]] = {
         name: (dtype, None) for name, dtype in DTYPES.items()
     }

@@ -38,4 +38,7 @@ def quantize(
         found = {"folder": str(target), "scheme": scheme, "bytes": total, "seconds": seconds}
         typer.echo(json.dumps(found))
         return
-    typer.echo(f"{target}: {total / 2**20:.1f} MiB of weights in {scheme}, {seconds:.1f} s.")
+    typer.echo(
+        f"{target}: {total / 2**20:.1f} MiB of weights in {scheme}, {seconds:.1f} s"
+        f" ({total / seconds / 1e6:.0f} MB/s)."
+    )

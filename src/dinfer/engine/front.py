@@ -24,9 +24,9 @@ costs little more than in a larger one.
 class Front:
     """A model ready for requests.
 
-    model: bundled name, folder, hub id, or what `load` gave. dtype: auto, bfloat16, float16,
-    float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id, eos_ids,
-    block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
+    model: bundled name, folder, GGUF file, hub id, or what `load` gave. dtype: auto, bfloat16,
+    float16, float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id,
+    eos_ids, block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
     max_rows: most rows in a step; None = no more than keep a step short (BRISK_ROWS). compiled: run
     the body as one graph (`Graph`): faster steps for seconds to minutes at the first one. quant:
     int8, int4 or int4:group=N stores the layers' weights in fewer bits. Raises DinferError with one

@@ -1,9 +1,11 @@
-"""From a name to a model: bundled, a local folder in Hugging Face form, or a hub id. Never runs
-remote code.
+"""From a name to a model: bundled, a local folder in Hugging Face form, a GGUF file, or a hub id.
+Never runs remote code.
 """
 
 import dataclasses
+import logging
 import os
+import time
 import typing
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,10 +16,13 @@ from typing import Any
 
 import torch
 
-from dinfer.engine.weights import load_weights, places, read_json
+from dinfer.engine.checkpoint import Checkpoint, Folder
+from dinfer.engine.gguf import GGUF
+from dinfer.engine.weights import load_weights, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 from dinfer.nn import quantised
 from dinfer.nn.transformer import Shape, Transformer
+from dinfer.nn.weights import Slot
 from dinfer.registry import build, names, near
 from dinfer.step import Facts
 from dinfer.text.chat import ChatTemplate
@@ -26,6 +31,8 @@ from dinfer.text.tokenizer import Tokenizer
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 TEXTS = ["*.json", "*.jinja", "merges.txt"]
 WANTED = [*TEXTS, "*.safetensors"]
+_KINDS = "no bundled name, folder, GGUF file or hub id (owner/name)"
+log = logging.getLogger("dinfer")
 _WANTED = {
     "mask_id": "a token id, a whole number",
     "eos_ids": "a list of token ids",
@@ -40,8 +47,30 @@ _WANTED = {
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Bytes of weights that were read from files, and the seconds that reading, converting and
+    quantising took.
+    """
+
+    bytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.bytes / self.seconds
+
+    def __str__(self) -> str:
+        """For people."""
+        mib, rate = self.bytes / 2**20, self.rate / 1e6
+        return f"{mib:.1f} MiB of weights read in {self.seconds:.1f} s ({rate:.0f} MB/s)"
+
+
+@dataclass(frozen=True)
 class Loaded:
-    """A model ready to run, with what its folder says of it."""
+    """A model ready to run, with what its folder or file says of it; read: None where its weights
+    come from nowhere.
+    """
 
     name: str
     folder: Path
@@ -50,6 +79,7 @@ class Loaded:
     facts: Facts
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
+    read: Reading | None = None
 
 
 def bundled() -> list[str]:
@@ -60,18 +90,15 @@ def bundled() -> list[str]:
 
 
 def locate(name: str) -> Path:
-    """The folder of a bundled name, a local path or a hub id (`owner/name`, downloaded if there is
-    a network).
+    """The folder or GGUF file of a bundled name, a local path or a hub id (`owner/name`, downloaded
+    if there is a network).
     """
     if name in bundled():
         return Path(str(files("dinfer") / "assets" / name))
-    if os.path.isdir(name):  # unlike Path.is_dir, False for a name that is too long
+    if os.path.exists(name):  # unlike Path.exists, False for a name that is too long
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UnknownName(
-            f"Unknown model {name!r}: no bundled name, folder or hub id (owner/name)."
-            f"{near(name, bundled())}"
-        )
+        raise UnknownName(f"Unknown model {name!r}: {_KINDS}.{near(name, bundled())}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -82,10 +109,7 @@ def locate(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=WANTED))
     except HFValidationError as error:
-        raise UnknownName(
-            f"Unknown model {name!r}: no bundled name, folder or hub id (owner/name)."
-            f"{near(name, bundled())}"
-        ) from error
+        raise UnknownName(f"Unknown model {name!r}: {_KINDS}.{near(name, bundled())}") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"{name!r} is no folder here and could not be fetched from the hub"
@@ -94,11 +118,10 @@ def locate(name: str) -> Path:
         ) from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint. Raises CheckpointError where the folder has none."""
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it holds no config.json.")
-    return read_json(folder / "config.json")
+def open_checkpoint(name: str) -> Checkpoint:
+    """The files of what `locate` finds. Raises CheckpointError where they are none of ours."""
+    path = locate(name)
+    return Folder(path) if path.is_dir() else GGUF(path)
 
 
 def family_of(config: dict[str, Any]) -> ModuleType:
@@ -118,21 +141,22 @@ def family_of(config: dict[str, Any]) -> ModuleType:
 
 
 def facts_of(
-    family: ModuleType, folder: Path, config: dict[str, Any], overrides: dict[str, Any]
+    family: ModuleType,
+    checkpoint: Checkpoint,
+    overrides: dict[str, Any],
+    ends: frozenset[int] = frozenset(),
 ) -> Facts:
     """Facts from config.json, generation_config.json, dinfer.json (ours, optional), then
-    `overrides`.
+    `overrides`. ends: ids that end an answer by the tokenizer and the chat template.
     """
-    facts: Facts = family.facts(config)
-    if (folder / "generation_config.json").is_file():
-        eos = read_json(folder / "generation_config.json").get("eos_token_id")
-        more = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more))
+    facts: Facts = family.facts(checkpoint.json("config.json"))
+    eos = checkpoint.json("generation_config.json").get("eos_token_id")
+    more = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more, ends))
     eos_ids = _fact("eos_ids", facts.eos_ids - {None})  # null is common where there is none
     facts = dataclasses.replace(facts, mask_id=_fact("mask_id", facts.mask_id), eos_ids=eos_ids)
-    ours = read_json(folder / "dinfer.json") if (folder / "dinfer.json").is_file() else {}
     allowed = [field.name for field in dataclasses.fields(Facts)]
-    for source in (ours, overrides):
+    for source in (checkpoint.json("dinfer.json"), overrides):
         for key, value in source.items():
             if key not in allowed:
                 raise RequestError(f"Unknown fact {key!r}.{near(key, allowed)}")
@@ -252,38 +276,42 @@ def load(
     """Loads a model with its facts, tokenizer and chat template; quant: spec of a scheme to store
     its layers in, one tensor after another. Raises DinferError with one clear sentence.
     """
-    folder = locate(name)
-    config = read_config(folder)
+    checkpoint = open_checkpoint(name)
+    config = checkpoint.json("config.json")
     family = family_of(config)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, config, place)
-    known = facts_of(family, folder, config, facts or {})
+    tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
+    ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
+    known = facts_of(family, checkpoint, facts or {}, ends)
     shape = family.shape(config)
     model = blank(family, shape, kind, _quant(config, quant)).to_empty(device=place)
     if shape.tied:
         model.head.weight = model.embedding.weight
-    coded = stored_quant(config) is not None
-    load_weights(places(model, family.slots(shape), coded), folder)
+    read = _read(model, checkpoint, checkpoint.slots(family, shape))
     quantised.seal(model)
     model.requires_grad_(False).eval()
     if not 0 <= known.mask_id < shape.vocab:
         raise DinferError(
             f"The mask id {known.mask_id} is no row of the embedding, which has {shape.vocab}."
         )
-    tokenizer = _tokenizer(folder)
+    log.info("%s: %s", name, read)
     return Loaded(
         name,
-        folder,
+        checkpoint.path,
         family.__name__.rpartition(".")[2],
         model,
         known,
         tokenizer,
-        ChatTemplate.load(folder),
+        template,
+        read,
     )
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
-    """None where the folder brings none: such a model takes and gives token ids alone."""
-    if any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-        return Tokenizer.load(folder)
-    return None
+def _read(model: Transformer, checkpoint: Checkpoint, slots: dict[str, Slot]) -> Reading:
+    """Fills the model from the checkpoint."""
+    coded = stored_quant(checkpoint.json("config.json")) is not None
+    start, tensors = time.perf_counter(), checkpoint.tensors()
+    load_weights(places(model, slots, coded), tensors)
+    size = sum(header.bytes for header in tensors.headers.values())
+    return Reading(size, time.perf_counter() - start)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dinfer.engine.load import TEXTS, blank, family_of, locate, read_config, stored_quant
-from dinfer.engine.weights import checked, places, tensors
+from dinfer.engine.checkpoint import Folder
+from dinfer.engine.load import TEXTS, blank, family_of, locate, stored_quant
+from dinfer.engine.shards import INDEX
+from dinfer.engine.weights import check, fill, places
 from dinfer.errors import RequestError
 from dinfer.nn.quantised import Codes
-
-INDEX = "model.safetensors.index.json"
 
 
 def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int]]:
@@ -27,7 +27,13 @@ def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int
     in memory. config.json comes last: a folder without it is no checkpoint.
     """
     folder = locate(source)
-    config = read_config(folder)
+    if not folder.is_dir():
+        raise RequestError(
+            f"{source!r} is a file, whose weights may be rounded already; give the folder of the"
+            " original checkpoint, or load the file with quant."
+        )
+    checkpoint = Folder(folder)
+    config = checkpoint.json("config.json")
     if stored_quant(config) is not None:
         raise RequestError(f"{source!r} is quantised already; give the original checkpoint.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -35,17 +41,21 @@ def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int
     family = family_of(config)
     shape = family.shape(config)
     parts = places(blank(family, shape, torch.bfloat16, scheme), family.slots(shape))
-    files = checked(parts, folder)
+    tensors = checkpoint.tensors()
+    check(parts, tensors)
     target.mkdir(parents=True, exist_ok=True)
     table: dict[str, str] = {}
-    for path, names in files.items():
+    for path, names in tensors.by_file().items():
         written: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors(path, names):
-            part = parts[name]
+        for name in names:
+            header, part = tensors.headers[name], parts[name]
             if isinstance(part, Codes):
-                written[name], written[f"{name}_scale"] = part.scheme.quantise(tensor)
+                place = part.scheme.empty(*header.shape)
+                written[name], written[f"{name}_scale"] = place
+                fill(Codes(part.scheme, *place, header.shape), tensors.pieces(name))
             else:
-                written[name] = tensor
+                written[name] = torch.empty(header.shape, dtype=header.dtype)
+                fill(written[name], tensors.pieces(name))
         save_file(written, target / path.name, metadata={"format": "pt"})
         table |= dict.fromkeys(written, path.name)
         yield target / path.name, (target / path.name).stat().st_size

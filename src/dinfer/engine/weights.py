@@ -1,12 +1,10 @@
-"""Tensors of a checkpoint: where they lie, and into their places one at a time."""
+"""Tensors of a checkpoint, checked and put into their places some rows at a time."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dinfer.errors import CheckpointError
@@ -14,50 +12,50 @@ from dinfer.nn.quantised import Codes
 from dinfer.nn.weights import Slot
 
 Place = Tensor | Codes
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_CODES = {torch.int8: "I8", torch.uint8: "U8"}
-_TORCH = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64"}
+Pieces = Iterator[tuple[slice, Tensor]]
+"""Rows of a tensor and where they belong. A piece may be overwritten when the next one is asked
+for.
+"""
+AT_ONCE = 1 << 20
+"""Elements of a piece. Temporary copies in float32 have this size, whatever that of the tensor."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if it is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path.name} in {path.parent} cannot be read as JSON: {error}."
-        ) from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path.name} in {path.parent} holds no JSON object.")
-    return found
+class Header(NamedTuple):
+    """What a file says of a tensor; dtype: what its pieces have; bytes: its size in the file."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bytes: int
 
 
-def shards(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file that holds it, from the index or the single file."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        table = read_json(index).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-            raise CheckpointError(
-                f"{index.name} in {folder} holds no weight_map of tensor names to files."
-            )
-        return {name: folder / file for name, file in table.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise CheckpointError(
-            f"{folder} holds no model.safetensors and no model.safetensors.index.json."
-        )
-    with _open(single) as file:
-        return dict.fromkeys(file.keys(), single)
+class Tensors(Protocol):
+    """The tensors of a checkpoint by name."""
+
+    @property
+    def where(self) -> Path:
+        """The folder or the file."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, Header]:
+        """What is there, in the order in which it lies on the disk."""
+        ...
+
+    def pieces(self, name: str) -> Pieces:
+        """The tensor, some rows at a time."""
+        ...
 
 
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path.name} in {path.parent} is no readable safetensors file: {error}."
-        ) from error
+def row_ranges(shape: tuple[int, ...], whole: int = 1) -> Iterator[slice]:
+    """The rows of a tensor in pieces of about AT_ONCE elements, in multiples of `whole` rows; one
+    piece for a vector.
+    """
+    if len(shape) < 2:
+        yield slice(None)
+        return
+    step = max(1, AT_ONCE // (whole * torch.Size(shape[1:]).numel())) * whole
+    for start in range(0, shape[0], step):
+        yield slice(start, min(start + step, shape[0]))
 
 
 def places(model: nn.Module, slots: Mapping[str, Slot], coded: bool = False) -> dict[str, Place]:
@@ -81,58 +79,49 @@ def _place(model: nn.Module, slot: Slot) -> Place:
     return slot.of(parameter) if isinstance(parameter, Codes) else slot.of(parameter.data)
 
 
-def load_weights(targets: Mapping[str, Place], folder: Path) -> None:
-    """Streams every tensor into its place, one at a time, once all are known to fit."""
-    for path, names in checked(targets, folder).items():
-        for name, tensor in tensors(path, names):
-            targets[name].copy_(tensor)
+def load_weights(targets: Mapping[str, Place], tensors: Tensors) -> None:
+    """Streams every tensor into its place, once all are known to fit."""
+    check(targets, tensors)
+    for name in tensors.headers:
+        fill(targets[name], tensors.pieces(name))
 
 
-def tensors(path: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a file, one at a time."""
-    with _open(path) as file:
-        for name in names:
-            yield name, file.get_tensor(name)
+def fill(place: Place, pieces: Pieces) -> None:
+    """Writes the pieces of a tensor into its place."""
+    for rows, piece in pieces:
+        (place[rows] if piece.ndim else place).copy_(piece)
 
 
-def checked(targets: Mapping[str, Place], folder: Path) -> dict[Path, list[str]]:
-    """Names of the tensors in each file of a checkpoint. Raises CheckpointError that names what is
-    missing, unexpected, of a wrong shape or of a wrong kind; reads headers alone.
+def check(targets: Mapping[str, Place], tensors: Tensors) -> None:
+    """Raises CheckpointError that names what is missing, unexpected, of a wrong shape or of a wrong
+    kind; nothing but headers is read.
     """
-    where = shards(folder)
-    missing, unexpected = sorted(set(targets) - set(where)), sorted(set(where) - set(targets))
+    held = tensors.headers
+    missing, unexpected = sorted(set(targets) - set(held)), sorted(set(held) - set(targets))
     if missing or unexpected:
         parts = [f"missing: {', '.join(missing)}"] * bool(missing)
         parts += [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
         raise CheckpointError(
-            f"The tensors in {folder} are not those of this family; {'; '.join(parts)}."
+            f"The tensors in {tensors.where} are not those of this family; {'; '.join(parts)}."
         )
-    by_file: dict[Path, list[str]] = {path: [] for path in sorted(set(where.values()))}
-    for name, path in where.items():
-        by_file[path].append(name)
-    for path, names in by_file.items():
-        with _open(path) as file:
-            for name in names:
-                _check(file, name, path, targets[name])
-    return by_file
+    for name, header in held.items():
+        _check(name, header, targets[name])
 
 
-def _check(file: Any, name: str, path: Path, target: Place) -> None:
-    """The header's entry against the place."""
-    try:
-        entry = file.get_slice(name)
-    except SafetensorError as error:
+def _check(name: str, header: Header, target: Place) -> None:
+    if tuple(target.shape) != header.shape:
         raise CheckpointError(
-            f"{path.name} in {path.parent} does not hold {name}: {error}."
-        ) from error
-    if list(target.shape) != entry.get_shape():
-        raise CheckpointError(
-            f"{name} has the shape {entry.get_shape()}; config.json asks for {list(target.shape)}."
+            f"{name} has the shape {list(header.shape)}; the checkpoint's config asks for"
+            f" {list(target.shape)}."
         )
-    kind = entry.get_dtype()
-    wanted = _CODES.get(target.dtype) if isinstance(target, Tensor) else None
-    if kind not in ([wanted] if wanted else _FLOATS):
-        allowed = _TORCH[wanted] if wanted else "floating-point"
+    stored = target.dtype if isinstance(target, Tensor) else torch.float32
+    fits = header.dtype.is_floating_point if stored.is_floating_point else header.dtype == stored
+    if not fits:
+        allowed = "floating-point" if stored.is_floating_point else _said(stored)
         raise CheckpointError(
-            f"{name} holds {_TORCH.get(kind, kind)}; only {allowed} weights are supported."
+            f"{name} holds {_said(header.dtype)}; only {allowed} weights are supported."
         )
+
+
+def _said(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -12,7 +12,8 @@ from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
 """`x [T, D] -> [T, O]` in x's dtype."""
-_ROWS = 4096
+_AT_ONCE, _TILE = 1 << 20, 64
+"""Weights, and rows, that are laid out anew together."""
 
 
 def quantise_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -49,17 +50,19 @@ def linear_int4_reference(x_TD: Tensor, codes_OD: Tensor, scales_OG: Tensor) -> 
 
 
 def int4_product(codes_OD: Tensor, scales_OG: Tensor) -> Product:
-    """The fastest form there is for the weights' device; it keeps a copy of its own where it needs
-    another layout, so the caller may drop the codes.
+    """The fastest form there is for the weights' device. It takes the codes and scales over: where
+    it needs another layout, they are laid out anew in the same memory.
     """
     size, groups = codes_OD.shape[1] * 2, scales_OG.shape[1]
     if codes_OD.is_cuda or len(codes_OD) % 16 or size // groups not in (32, 64, 128, 256):
         return partial(linear_int4_reference, codes_OD=codes_OD, scales_OG=scales_OG)
     pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
     # It takes 4 bytes a code: some rows at a time, in whole tiles of its layout.
-    packed = torch.cat([pack(codes_of(part).int(), 1) for part in torch.split(codes_OD, _ROWS)])
-    laid = scales_OG.transpose(0, 1).contiguous()
-    return partial(_linear_packed, packed=packed, scales_GO=laid, group=size // groups)
+    for part in torch.split(codes_OD, max(1, _AT_ONCE // (size * _TILE)) * _TILE):
+        part.copy_(pack(codes_of(part).int(), 1))
+    laid = scales_OG.view(groups, len(codes_OD), 2)
+    laid.copy_(scales_OG.transpose(0, 1).clone(memory_format=torch.contiguous_format))
+    return partial(_linear_packed, packed=codes_OD, scales_GO=laid, group=size // groups)
 
 
 def _linear_packed(x_TD: Tensor, packed: Tensor, scales_GO: Tensor, group: int) -> Tensor:

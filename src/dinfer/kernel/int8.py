@@ -32,8 +32,8 @@ def linear_int8_reference(x_TD: Tensor, codes_OD: Tensor, scales_O: Tensor) -> T
 
 
 def int8_product(codes_OD: Tensor, scales_O: Tensor) -> Product:
-    """The fastest form there is for the weights' device and this machine; it keeps a copy of its
-    own where it needs another layout, so the caller may drop the codes.
+    """The fastest form there is for the weights' device and this machine. It takes the codes and
+    scales over; where it needs another layout it keeps a copy, and drops the codes.
     """
     if codes_OD.is_cuda:
         whole = all(size % 8 == 0 for size in codes_OD.shape)

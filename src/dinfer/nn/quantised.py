@@ -15,8 +15,8 @@ from dinfer.kernel.likeliest import PIECE
 from dinfer.nn.linear import GroupedLinear, Linear
 from dinfer.nn.transformer import Transformer
 
-AT_ONCE = 1 << 24
-"""Weights that are quantised at once. Much smaller pieces come from the heap, and fragment it."""
+AT_ONCE = 1 << 20
+"""Weights that are quantised at once; their temporary copies in float32 stay in the cache."""
 
 
 class Scheme(Protocol):
@@ -80,6 +80,7 @@ class _Coded(nn.Module):
         codes, scales = scheme.empty(*shape)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+        self.bytes = codes.nbytes + scales.nbytes
         self.products: list[Callable[[Tensor], Tensor]] = []
 
     @property

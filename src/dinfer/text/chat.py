@@ -98,6 +98,20 @@ class ChatTemplate:
             ids += tokenizer.encode(chosen[int(part)] if inside else part, special=not inside)
         return ids
 
+    def end_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Ids that end an answer: the named `eos_token`, and the special token that the template
+        puts behind an assistant's message.
+        """
+        found = {tokenizer.id_of(str(self._constants.get("eos_token")))}
+        mark = _mark((self._source,))
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+        try:
+            behind = self.render(messages, add_generation_prompt=False).partition(mark)[2]
+        except RequestError:  # it asks for more than two plain messages
+            behind = ""
+        found |= set(tokenizer.encode(behind.lstrip(), special=True)[:1]) & tokenizer.special_ids
+        return frozenset(id for id in found if id is not None)
+
     def _check_roles(self, tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
         """A role is compared by the template, so it cannot be encoded apart as contents are."""
         for role in {message["role"] for message in messages}:

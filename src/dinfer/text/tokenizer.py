@@ -16,11 +16,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from dinfer.errors import CheckpointError, RequestError
 
 # Qwen2's published pre-tokenizer pattern; Dream's slow tokenizer has the same one.
-_QWEN2_WORDS = (
+QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+"""Pattern that texts are split by before the merges."""
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+"""How an added token is matched, unless told otherwise."""
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BROKEN = "\ufffd"
@@ -60,14 +62,22 @@ class Tokenizer:
         try:
             document = _document(source)
             added = _added_tokens(folder, document)
-            full = _build(document, document["model"], added)
-            plain = _build(document, _without(document["model"], added), [])
         except CheckpointError:
             raise
+        except Exception as error:  # a damaged file may lack anything
+            raise _unusable(str(source), error) from error
+        return cls.of(document, added, str(source))
+
+    @classmethod
+    def of(cls, document: Json, added: list[Json], source: str) -> "Tokenizer":
+        """From what a tokenizer.json holds, and its added tokens in the order of their ids; source:
+        what errors call it. Raises CheckpointError for what is no tokenizer.
+        """
+        try:
+            full = _build(document, document["model"], added)
+            plain = _build(document, _without(document["model"], added), [])
         except Exception as error:  # the tokenizers library raises plain Exception for bad content
-            raise CheckpointError(
-                f"{source} is not a usable tokenizer ({type(error).__name__}: {error})."
-            ) from error
+            raise _unusable(source, error) from error
         for token in added:
             found = full.token_to_id(token["content"])
             if found != token["id"]:
@@ -229,6 +239,10 @@ def _content(value: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def _unusable(source: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{source} is not a usable tokenizer ({type(error).__name__}: {error}).")
+
+
 def _source(folder: Path) -> Path:
     """The file that a folder's tokenizer is read from."""
     if (folder / "tokenizer.json").is_file():
@@ -249,22 +263,27 @@ def _document(source: Path) -> Json:
         return found | {"truncation": None, "padding": None}
     lines = source.with_name("merges.txt").read_text("utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    document = _byte_level(read_json(source.with_name("tokenizer_config.json")))
+    config = read_json(source.with_name("tokenizer_config.json"))
+    gpt2 = str(config.get("tokenizer_class", "")).startswith("GPT2")
+    space = bool(config.get("add_prefix_space", False))
+    document = byte_level(None if gpt2 else QWEN2_WORDS, not gpt2, space)
     document["model"] |= {"vocab": found, "merges": merges}
     return document
 
 
-def _byte_level(config: Json) -> Json:
-    """A byte-level BPE without a vocabulary: GPT-2's where the config names it, else Qwen2's."""
+def byte_level(words: str | None, nfc: bool = False, space: bool = False) -> Json:
+    """A byte-level BPE without a vocabulary. words: the pattern that texts are split by; None =
+    GPT-2's. nfc: composes characters first. space: puts one before a text.
+    """
     frame = tokenizers.Tokenizer(models.BPE())
     frame.decoder = decoders.ByteLevel()
-    space = bool(config.get("add_prefix_space", False))
-    if str(config.get("tokenizer_class", "")).startswith("GPT2"):
+    if words is None:
         frame.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
     else:
-        words = pre_tokenizers.Split(tokenizers.Regex(_QWEN2_WORDS), "isolated")
+        split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
         letters = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
-        frame.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+        frame.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    if nfc:
         frame.normalizer = normalizers.NFC()
     document: Json = json.loads(frame.to_str())
     return document
@@ -275,19 +294,19 @@ def _added_tokens(folder: Path, document: Json) -> list[Json]:
 
     The flags of tokenizer_config.json win over those of tokenizer.json, as in transformers.
     """
-    found = {token["content"]: _FLAGS | token for token in document.get("added_tokens") or []}
+    found = {token["content"]: FLAGS | token for token in document.get("added_tokens") or []}
     config = read_json(folder / "tokenizer_config.json")
     for id, token in (config.get("added_tokens_decoder") or {}).items():
-        old = found.get(token["content"], _FLAGS | {"id": int(id), "special": False})
-        found[token["content"]] = old | {k: token[k] for k in (*_FLAGS, "special") if k in token}
+        old = found.get(token["content"], FLAGS | {"id": int(id), "special": False})
+        found[token["content"]] = old | {k: token[k] for k in (*FLAGS, "special") if k in token}
     if not (folder / "tokenizer.json").is_file():
         for text, id in read_json(folder / "added_tokens.json").items():
-            found.setdefault(text, _FLAGS | {"id": id, "content": text, "special": False})
+            found.setdefault(text, FLAGS | {"id": id, "content": text, "special": False})
     vocab = _vocabulary(document["model"])
     for value in special_tokens(folder).values():
         for text in [value] if isinstance(value, str) else value:
             if text in vocab:
-                found.setdefault(text, _FLAGS | {"id": vocab[text]})
+                found.setdefault(text, FLAGS | {"id": vocab[text]})
             if text in found:
                 found[text]["special"] = True
     return sorted(
