@@ -39,6 +39,13 @@ def test_attention(seed: int, group: int, kv_heads: int) -> None:
     )
 
 
+def test_the_largest_noise_is_below_one() -> None:
+    """This seed's first number has all bits set; rounded to 1 it would make any token win."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    largest = uniform(zero + 4315042, zero, zero, 1).item()
+    assert largest == 1 - 2.0**-24
+
+
 def test_noise_is_uniform_and_keyed_by_seed_position_and_step() -> None:
     n = 20_000
     zero = torch.zeros(1, dtype=torch.int64)
