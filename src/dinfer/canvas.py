@@ -11,10 +11,10 @@ import numpy.typing as npt
 class Canvas:
     """Token ids, which of them are masked, and what has changed since its row last ran.
 
-    tokens [L] int64 (the mask id at masked positions); masked [L] bool; given [L] bool, text that
+    tokens [L] int64 (at masked positions the mask id, or the draft where it is None); masked [L] bool; given [L] bool, text that
     was there from the start; stale [L] bool. answer: first position of the answer. limit: positions
     from here on need no decision (after the first end-of-text, after max_tokens). block: length of
-    the model's attention blocks, None for full attention. revisable: set tokens of the open window
+    the model's attention blocks, None for full attention; base: where they are counted from. revisable: set tokens of the open window
     that were not given may still change. horizon: first position that the open window leaves out.
     chosen: the last window that was narrowed to what the model proposed, (start, stop).
     """
@@ -23,17 +23,24 @@ class Canvas:
     chosen = (0, 0)
 
     def __init__(
-        self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None
+        self,
+        tokens: Sequence[int | None],
+        answer: int,
+        limit: int,
+        mask_id: int | None,
+        block: int | None,
+        base: int = 0,
     ) -> None:
         self.masked: npt.NDArray[np.bool_] = np.array(
             [token is None for token in tokens], dtype=bool
         )
         self.given: npt.NDArray[np.bool_] = ~self.masked
-        filled = [mask_id if token is None else token for token in tokens]
+        filled = [mask_id or 0 if token is None else token for token in tokens]
         self.tokens: npt.NDArray[np.int64] = np.array(filled, dtype=np.int64)
         self.stale = np.ones(len(filled), dtype=bool)
         self.horizon = len(filled)
-        self.answer, self.limit, self.mask_id, self.block = answer, limit, mask_id, block
+        self.answer, self.limit, self.mask_id = answer, limit, mask_id
+        self.block, self.base = block, base
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -45,8 +52,11 @@ class Canvas:
         return place if len(masked) and masked[place] else None
 
     def undecided(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Masked positions of a span that still need a decision."""
-        return np.flatnonzero(self.masked[start : min(stop, self.limit)]) + start
+        """Masked positions of a span that still need a decision. Without a mask token, what lies
+        behind the limit does too: the rest would see noise there.
+        """
+        stop = stop if self.mask_id is None else min(stop, self.limit)
+        return np.flatnonzero(self.masked[start:stop]) + start
 
     def decidable(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Positions of a span that are decided by the request's own steps, set or not."""
@@ -66,7 +76,18 @@ class Canvas:
         """
         if self.block is None:
             return self.horizon
-        return min(len(self), -(-stop // self.block) * self.block)
+        blocks = -(-(stop - self.base) // self.block)
+        return min(len(self), self.base + blocks * self.block)
+
+    def block_start(self, position: int) -> int:
+        """First position of the block that holds `position`."""
+        assert self.block is not None
+        return max(0, position - (position - self.base) % self.block)
+
+    def open_start(self) -> int:
+        """First open position (the canvas length when nothing before `limit` is masked)."""
+        first = self.first_masked()
+        return len(self) if first is None else self.block_start(first)
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Sets tokens."""
@@ -74,9 +95,15 @@ class Canvas:
         self.masked[positions] = False
         self.stale[positions] = True
 
+    def draft(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """What masked positions show the model in the place of a mask token."""
+        assert self.mask_id is None and self.masked[positions].all()
+        self.tokens[positions] = tokens
+
     def take_back(self, positions: npt.NDArray[np.int64]) -> None:
         """Masks set positions again."""
+        assert self.mask_id is not None or not len(positions), "there is no mask token"
         assert not self.given[positions].any(), "given text never changes"
-        self.tokens[positions] = self.mask_id
+        self.tokens[positions] = self.mask_id or 0
         self.masked[positions] = True
         self.stale[positions] = True

@@ -200,6 +200,8 @@ def test_any_damaged_tensor_is_named(family: str, tmp_path: Path) -> None:
         for file in (GOLDEN / family).glob("model*.safetensors")
         for name, tensor in load_file(file).items()
     }
+    for name in [x for x in tensors if x.startswith(getattr(module, "UNUSED", ()))]:
+        del tensors[name]
     assert set(tensors) == set(slots)
     for name, tensor in tensors.items():
         others = {other: tensors[other] for other in tensors if other != name}

@@ -39,7 +39,7 @@ def work_of(model: Transformer, rows: int, context: int, sequences: int) -> Work
     body = sum(p.numel() for p in model.layers.parameters())
     head, seen = shape.vocab * shape.hidden, context + rows
     size = model.embedding.weight.itemsize
-    stored = shape.layers * 2 * shape.kv_heads * shape.head_size * seen * size
+    stored = shape.stored * seen * size
     pairs = 4 * shape.layers * shape.heads * shape.head_size * rows * seen
     return Work(
         weights - table + sequences * stored,

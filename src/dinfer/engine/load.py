@@ -27,7 +27,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 TEXTS = ["*.json", "*.jinja", "merges.txt"]
 WANTED = [*TEXTS, "*.safetensors"]
 _WANTED = {
-    "mask_id": "a token id, a whole number",
+    "mask_id": "a token id, a whole number, or null where there is no mask token",
     "eos_ids": "a list of token ids",
     "block_length": "a whole number of 1 or more, or null for full attention",
     "context": "a whole number of 1 or more",
@@ -36,6 +36,7 @@ _WANTED = {
     "decoder": "a spec string",
     "chat_only": "true or false",
     "shift": "0 or 1",
+    "causal": "true or false",
 }
 
 
@@ -125,9 +126,11 @@ def facts_of(
     """
     facts: Facts = family.facts(config)
     if (folder / "generation_config.json").is_file():
-        eos = read_json(folder / "generation_config.json").get("eos_token_id")
+        generation = read_json(folder / "generation_config.json")
+        eos = generation.get("eos_token_id")
         more = eos if isinstance(eos, list) else [] if eos is None else [eos]
         facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more))
+        facts = family.tuned(facts, generation) if hasattr(family, "tuned") else facts
     eos_ids = _fact("eos_ids", facts.eos_ids - {None})  # null is common where there is none
     facts = dataclasses.replace(facts, mask_id=_fact("mask_id", facts.mask_id), eos_ids=eos_ids)
     ours = read_json(folder / "dinfer.json") if (folder / "dinfer.json").is_file() else {}
@@ -138,9 +141,8 @@ def facts_of(
                 raise RequestError(f"Unknown fact {key!r}.{near(key, allowed)}")
             facts = dataclasses.replace(facts, **{key: _fact(key, value)})
     if "block_length" in overrides and "iteration" not in overrides and facts.block_length:
-        facts = dataclasses.replace(
-            facts, iteration=f"blockwise:length={facts.block_length}:aligned=true"
-        )
+        base = "" if facts.causal else ":aligned=true"
+        facts = dataclasses.replace(facts, iteration=f"blockwise:length={facts.block_length}{base}")
     return facts
 
 
@@ -263,10 +265,13 @@ def load(
     if shape.tied:
         model.head.weight = model.embedding.weight
     coded = stored_quant(config) is not None
-    load_weights(places(model, family.slots(shape), coded), folder)
+    unused = getattr(family, "UNUSED", ())
+    load_weights(places(model, family.slots(shape), coded), folder, unused)
     quantised.seal(model.layers)
     model.requires_grad_(False).eval()
-    if not 0 <= known.mask_id < shape.vocab:
+    if known.mask_id is None and not hasattr(model, "condition"):
+        raise DinferError("The files give no mask id, which this family needs; add one as a fact.")
+    if known.mask_id is not None and not 0 <= known.mask_id < shape.vocab:
         raise DinferError(
             f"The mask id {known.mask_id} is no row of the embedding, which has {shape.vocab}."
         )

@@ -25,7 +25,8 @@ Ids = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Committed:
     """What one sequence gets written: positions, tokens, and the confidence of each; `back`:
-    positions to mask again; `open`: whether its window stays open even without a mask.
+    positions to mask again; `open`: whether its window stays open even without a mask; `drafted`:
+    positions that stay masked, and `draft`: the tokens that they show.
     """
 
     positions: Ids
@@ -33,10 +34,20 @@ class Committed:
     confidence: npt.NDArray[np.float32]
     back: Ids
     open: bool
+    drafted: Ids
+    draft: Ids
+
+    def before(self, limit: int) -> "Committed":
+        """The same without what is committed from `limit` on."""
+        keep = self.positions < limit
+        if keep.all():
+            return self
+        kept = (x[keep] for x in (self.positions, self.tokens, self.confidence))
+        return Committed(*kept, self.back, self.open, self.drafted, self.draft)
 
 
 def commits(
-    batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int
+    batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int | None
 ) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
     asked = [s.asked(s.window) for s in batch if s.window is not None]
@@ -65,7 +76,7 @@ def _found(
     starts: Ids,
     hidden_TD: Tensor,
     model: Transformer,
-    mask_id: int,
+    mask_id: int | None,
 ) -> dict[str, Tensor]:
     """What the decoders need of each asked position, named as in Proposal, [R, ...]."""
     device, rows, offset = hidden_TD.device, [], 0
@@ -73,7 +84,7 @@ def _found(
         assert sequence.plan is not None
         rows.append(sequence.plan.find(sequence.sources(positions)) + offset)
         offset += sequence.rows
-    mixing = [s.mix > 0 for s in batch]
+    mixing = [s.mix > 0 or hasattr(model, "condition") for s in batch]
     held = _held(batch, asked, device)
     found = propose(
         hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],
@@ -146,18 +157,25 @@ def _decide(
     editable = None if decoder.monotone else laid(torch.from_numpy(~blank).to(device))
     proposal = Proposal(**{name: laid(x) for name, x in rows.items()}, editable=editable)
     states = [s.window_state for s in group if s.window_state is not None]
-    return _read(decoder.commit(proposal, masked, states), proposal.confidence, starts)
+    commit = decoder.commit(proposal, masked, states)
+    sure = proposal.confidence if commit.confidence is None else commit.confidence
+    return _read(commit, sure, masked, starts)
 
 
-def _read(commit: Commit, confidence_BW: Tensor, starts: list[int]) -> list[Committed]:
+def _read(
+    commit: Commit, confidence_BW: Tensor, masked_BW: Tensor, starts: list[int]
+) -> list[Committed]:
     """Brings a commit back to the host and to positions of the canvas."""
     mask, tokens = commit.mask.cpu().numpy(), commit.tokens.cpu().numpy()
     confidence = confidence_BW.cpu().numpy()
+    left, draft = np.zeros_like(mask), tokens
+    if commit.draft is not None:
+        left, draft = masked_BW.cpu().numpy() & ~mask, commit.draft.cpu().numpy()
     back = np.zeros_like(mask) if commit.back is None else commit.back.cpu().numpy()
     stays = [False] * len(starts) if commit.open is None else commit.open.tolist()
     done = []
     for i, start in enumerate(starts):
-        columns = np.flatnonzero(mask[i])
+        columns, others = np.flatnonzero(mask[i]), np.flatnonzero(left[i])
         done.append(
             Committed(
                 columns + start,
@@ -165,6 +183,8 @@ def _read(commit: Commit, confidence_BW: Tensor, starts: list[int]) -> list[Comm
                 confidence[i, columns],
                 np.flatnonzero(back[i]) + start,
                 stays[i],
+                others + start,
+                draft[i, others],
             )
         )
     return done
@@ -200,6 +220,7 @@ def _sampling(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> 
     counts = [len(a) for a in asked]
     greedy = all(s.request.params.temperature == 0 for s in batch)
     requests = [s.request for s in batch]
+    scaled = any(s.scale != 1 for s in batch)
 
     def spread(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.repeat(values, counts)).to(device, dtype)
@@ -212,6 +233,7 @@ def _sampling(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> 
         seed=spread([r.seed for r in requests], torch.int64),
         position=torch.from_numpy(np.concatenate(asked)).to(device),
         step=spread([s.stats.forward_passes for s in batch], torch.int64),
+        scale=spread([s.scale for s in batch], torch.float32) if scaled else None,
     )
 
 

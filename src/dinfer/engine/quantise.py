@@ -35,7 +35,7 @@ def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int
     family = family_of(config)
     shape = family.shape(config)
     parts = places(blank(family, shape, torch.bfloat16, scheme), family.slots(shape))
-    files = checked(parts, folder)
+    files = checked(parts, folder, getattr(family, "UNUSED", ()))
     target.mkdir(parents=True, exist_ok=True)
     table: dict[str, str] = {}
     for path, names in files.items():

@@ -81,9 +81,9 @@ def _place(model: nn.Module, slot: Slot) -> Place:
     return slot.of(parameter) if isinstance(parameter, Codes) else slot.of(parameter.data)
 
 
-def load_weights(targets: Mapping[str, Place], folder: Path) -> None:
+def load_weights(targets: Mapping[str, Place], folder: Path, unused: tuple[str, ...] = ()) -> None:
     """Streams every tensor into its place, one at a time, once all are known to fit."""
-    for path, names in checked(targets, folder).items():
+    for path, names in checked(targets, folder, unused).items():
         for name, tensor in tensors(path, names):
             targets[name].copy_(tensor)
 
@@ -95,11 +95,14 @@ def tensors(path: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
-def checked(targets: Mapping[str, Place], folder: Path) -> dict[Path, list[str]]:
-    """Names of the tensors in each file of a checkpoint. Raises CheckpointError that names what is
-    missing, unexpected, of a wrong shape or of a wrong kind; reads headers alone.
+def checked(
+    targets: Mapping[str, Place], folder: Path, unused: tuple[str, ...] = ()
+) -> dict[Path, list[str]]:
+    """Names of the tensors in each file of a checkpoint, without those that begin as `unused` says.
+    Raises CheckpointError that names what is missing, unexpected, of a wrong shape or of a wrong
+    kind; reads headers alone.
     """
-    where = shards(folder)
+    where = {name: path for name, path in shards(folder).items() if not name.startswith(unused)}
     missing, unexpected = sorted(set(targets) - set(where)), sorted(set(where) - set(targets))
     if missing or unexpected:
         parts = [f"missing: {', '.join(missing)}"] * bool(missing)

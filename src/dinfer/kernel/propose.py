@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dinfer.kernel.noise import uniform
+from dinfer.kernel.noise import random_tokens, uniform
 from dinfer.step import TOP
 
 GROUP = 64
@@ -22,7 +22,7 @@ GROUP = 64
 @dataclass(frozen=True)
 class RowSampling:
     """Sampling of each row: temperature, top_p [R] float32; top_k, seed, position, step [R] int64;
-    or greedy.
+    or greedy. scale [R] float32: logits are divided by it before all else (None = by 1).
     """
 
     greedy: bool
@@ -32,11 +32,13 @@ class RowSampling:
     seed: Tensor
     position: Tensor
     step: Tensor
+    scale: Tensor | None = None
 
     def part(self, rows: slice) -> "RowSampling":
         """The same for some of the rows."""
         tensors = (self.temperature, self.top_p, self.top_k, self.seed, self.position, self.step)
-        return RowSampling(self.greedy, *(x[rows] for x in tensors))
+        scale = None if self.scale is None else self.scale[rows]
+        return RowSampling(self.greedy, *(x[rows] for x in tensors), scale)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Guidance:
 def propose(
     hidden_RD: Tensor,
     head: nn.Module,
-    mask_id: int,
+    mask_id: int | None,
     needs: Iterable[str],
     sampling: RowSampling,
     allowed_RV: Tensor | None = None,
@@ -66,8 +68,8 @@ def propose(
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
     what `needs` names.
 
-    The mask token is never proposed and has no probability. `allowed_RV` (bool) limits the choice
-    of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise [R], logits
+    The mask token, where there is one, is never proposed and has no probability. `allowed_RV` (bool) limits the choice
+    of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise, random [R], logits
     [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k and top-p,
     filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R`: tokens that stand in
     the rows; gives kept [R], their probability (0 for the mask token). Under `guidance` the guided
@@ -82,8 +84,12 @@ def propose(
         logits = head(hidden_RD[rows]).float()
         if guidance is not None:
             _guide(logits, head, guidance, start)
-        logits[:, mask_id] = -torch.inf
-        part = _one_group(logits, needs, sampling.part(rows), allowed)
+        some = sampling.part(rows)
+        if some.scale is not None:
+            logits /= some.scale[:, None]
+        if mask_id is not None:
+            logits[:, mask_id] = -torch.inf
+        part = _one_group(logits, needs, some, allowed)
         if held_R is not None:
             part["kept"] = _probability(logits, held_R[rows])
         if embedding_VD is not None:
@@ -92,13 +98,14 @@ def propose(
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def kept(hidden_RD: Tensor, head: nn.Module, mask_id: int, held_R: Tensor) -> Tensor:
+def kept(hidden_RD: Tensor, head: nn.Module, mask_id: int | None, held_R: Tensor) -> Tensor:
     """Probability [R] of given tokens under the raw logits, float32."""
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
         logits = head(hidden_RD[rows]).float()
-        logits[:, mask_id] = -torch.inf
+        if mask_id is not None:
+            logits[:, mask_id] = -torch.inf
         parts.append(_probability(logits, held_R[rows]))
     return torch.cat(parts)
 
@@ -140,6 +147,9 @@ def _one_group(
     if "noise" in needs:
         # Step -1 - n keeps this stream apart from the one that samples tokens.
         found["noise"] = uniform(sampling.seed, sampling.position, -1 - sampling.step, 1).squeeze(1)
+    if "random" in needs:
+        step = sampling.step + 1  # the canvas itself was drawn before step 0
+        found["random"] = random_tokens(sampling.seed, sampling.position, step, logits.shape[1])
     if "logits" in needs:
         found["logits"] = logits
     return found
