@@ -98,6 +98,8 @@ class Scripted(nn.Module):
     others 0.
     """
 
+    conditioned = False
+
     def __init__(self, script: dict[int, tuple[int, float]], vocab: int = 16) -> None:
         super().__init__()
         self.shape = Shape(vocab, 1, 1, 1, 1, 1, 1, 1e-6, 1e4, 128)

@@ -11,12 +11,13 @@ import numpy.typing as npt
 class Canvas:
     """Token ids, which of them are masked, and what has changed since its row last ran.
 
-    tokens [L] int64 (at masked positions the mask id, or the draft where it is None); masked [L] bool; given [L] bool, text that
-    was there from the start; stale [L] bool. answer: first position of the answer. limit: positions
-    from here on need no decision (after the first end-of-text, after max_tokens). block: length of
-    the model's attention blocks, None for full attention; base: where they are counted from. revisable: set tokens of the open window
-    that were not given may still change. horizon: first position that the open window leaves out.
-    chosen: the last window that was narrowed to what the model proposed, (start, stop).
+    tokens [L] int64 (at masked positions the mask id, or the draft where it is None); masked [L]
+    bool; given [L] bool, text that was there from the start; stale [L] bool. answer: first position
+    of the answer. limit: positions from here on need no decision (after the first end-of-text,
+    after max_tokens). block: length of the model's attention blocks, None for full attention; base:
+    where they are counted from. revisable: set tokens of the open window that were not given may
+    still change. horizon: first position that the open window leaves out. chosen: the last window
+    that was narrowed to what the model proposed, (start, stop).
     """
 
     revisable = False

@@ -2,9 +2,6 @@
 own, and whole runs with the recorded draws in the place of random ones.
 """
 
-import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +14,7 @@ import dinfer.kernel.propose as propose_module
 from dinfer import LLM, SamplingParams
 from dinfer.decoder.entropy import within
 from dinfer.decoder.renoise import Renoise
-from dinfer.engine.load import family_of, load
 from dinfer.engine.sequence import Sequence
-from dinfer.errors import CheckpointError, RequestError
 from dinfer.step import Commit, Proposal, StepPlan
 
 from ..conftest import GOLDEN, golden_cases, request

@@ -1,5 +1,5 @@
-"""Entropy-bounded denoising of random tokens, with the stop of DiffusionGemma's released sampler: it
-ends when the prediction is stable and confident. The bound is the EB-sampler's (arXiv 2505.24857).
+"""Entropy-bounded denoising of random tokens, as DiffusionGemma's released sampler does it: it ends
+when the prediction is stable and confident. The bound is the EB-sampler's (arXiv 2505.24857).
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ ones, and under a decoder that is not monotone also those that it may change.
 
 from collections import defaultdict
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,12 @@ class Committed:
         keep = self.positions < limit
         if keep.all():
             return self
-        kept = (x[keep] for x in (self.positions, self.tokens, self.confidence))
-        return Committed(*kept, self.back, self.open, self.drafted, self.draft)
+        return replace(
+            self,
+            positions=self.positions[keep],
+            tokens=self.tokens[keep],
+            confidence=self.confidence[keep],
+        )
 
 
 def commits(
@@ -84,7 +88,7 @@ def _found(
         assert sequence.plan is not None
         rows.append(sequence.plan.find(sequence.sources(positions)) + offset)
         offset += sequence.rows
-    mixing = [s.mix > 0 or hasattr(model, "condition") for s in batch]
+    mixing = [s.mix > 0 or model.conditioned for s in batch]
     held = _held(batch, asked, device)
     found = propose(
         hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],

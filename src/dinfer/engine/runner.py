@@ -25,12 +25,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Runner:
-    """A model over a pool. sight: its attention pattern. compiled: the body runs as one graph.
-
-    A model that has `condition(x_RD, soft_RD)` makes the inputs of its open rows with it, from
-    their embeddings and the embeddings that the last step expected there (0 in a first step); its
-    `forward` also takes which rows are open, [T] bool.
-    """
+    """A model over a pool. sight: its attention pattern. compiled: the body runs as one graph."""
 
     def __init__(
         self, model: Transformer, pool: Pool, sight: Sight, compiled: bool = False
@@ -69,11 +64,11 @@ class Runner:
         x_TD = self.model.embed(tokens_T)
         for masks, added in soft:
             x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))
-        open_T = ()
-        if hasattr(self.model, "condition"):
-            x_TD, *open_T = self._condition(batch, x_TD, positions)
         attend = self._attend(slots_T, spans, shades)
-        return self.body(x_TD, positions_T, attend, *open_T)
+        if self.model.conditioned:
+            x_TD, open_T = self._condition(batch, x_TD, positions)
+            return self.body(x_TD, positions_T, attend, open_T)
+        return self.body(x_TD, positions_T, attend)
 
     def _shades(
         self, batch: Many[Sequence], tokens: list[Ids], positions: list[Ids]

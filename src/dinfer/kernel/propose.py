@@ -5,7 +5,7 @@ large batch is kept.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,8 @@ class RowSampling:
     def part(self, rows: slice) -> "RowSampling":
         """The same for some of the rows."""
         tensors = (self.temperature, self.top_p, self.top_k, self.seed, self.position, self.step)
-        scale = None if self.scale is None else self.scale[rows]
-        return RowSampling(self.greedy, *(x[rows] for x in tensors), scale)
+        part = RowSampling(self.greedy, *(x[rows] for x in tensors))
+        return part if self.scale is None else replace(part, scale=self.scale[rows])
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ def propose(
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
     what `needs` names.
 
-    The mask token, where there is one, is never proposed and has no probability. `allowed_RV` (bool) limits the choice
-    of tokens and leaves the confidence alone. `needs` may name entropy, margin, noise, random [R], logits
-    [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k and top-p,
+    The mask token, where there is one, is never proposed and has no probability. `allowed_RV`
+    (bool) limits the choice of tokens and leaves the confidence alone. `needs` may name entropy,
+    margin, noise, random [R], logits [R, V], top (top_tokens and top_probs [R, TOP]) and, after
+    temperature, top-k and top-p,
     filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R`: tokens that stand in
     the rows; gives kept [R], their probability (0 for the mask token). Under `guidance` the guided
     logits count as the raw ones. `embedding_VD` asks for expected [R, D], the mean embedding under

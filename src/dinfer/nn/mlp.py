@@ -1,12 +1,13 @@
 """The gated feed-forward network."""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
 
 from dinfer.nn.linear import Linear
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "gelu_pytorch_tanh": partial(nn.functional.gelu, approximate="tanh"),
 }

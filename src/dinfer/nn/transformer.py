@@ -96,7 +96,12 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """A stack over any ragged set of rows. `forward` gives normed hidden rows; `head` turns rows
     into logits.
+
+    conditioned: it makes the inputs of open rows with `condition`, and `forward` also takes which
+    rows are open, [T] bool.
     """
+
+    conditioned = False
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -116,6 +121,12 @@ class Transformer(nn.Module):
         """Input rows [T, D] of token ids [T]."""
         rows: Tensor = self.embedding(tokens_T)
         return rows
+
+    def condition(self, x_RD: Tensor, soft_RD: Tensor) -> Tensor:
+        """Inputs of open rows, from what `embed` gives and the mean embeddings that the step before
+        expected there (0 in a first step).
+        """
+        raise NotImplementedError
 
     def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         channels = self.shape.rotary or self.shape.head_size
