@@ -111,8 +111,10 @@ class Runner:
             parts.append(
                 x_TD.new_zeros(len(places), x_TD.shape[1]) if soft is None else soft[places]
             )
-        open_T = torch.from_numpy(np.concatenate(open_rows)).to(self.device)
-        rows = open_T.nonzero().squeeze(1)
+        is_open = np.concatenate(open_rows)
+        open_T, rows = (
+            torch.from_numpy(x).to(self.device) for x in (is_open, np.flatnonzero(is_open))
+        )
         made = self.model.condition(x_TD[rows], torch.cat(parts))
         return x_TD.index_copy(0, rows, made), open_T
 
