@@ -361,9 +361,9 @@ def test_against_transformers(layers: int, tmp_path: Path) -> None:
     )
     torch.manual_seed(layers)
     model = official.DiffusionGemmaForBlockDiffusion(whole).eval()
-    for x in [*model.parameters(), *model.buffers()]:
-        if x.is_floating_point() and x.numel() > 0:
-            x.data += 0.1 * torch.randn_like(x)
+    scalars = [x for name, x in model.named_buffers() if name.endswith("layer_scalar")]
+    for x in [*model.parameters(), *scalars]:
+        x.data += 0.1 * torch.randn_like(x)
     model.save_pretrained(tmp_path)
     ours = LLM(str(tmp_path), "float32", "cpu", kv_memory=0.01)
     for length in (1, 4, 37):
