@@ -284,6 +284,12 @@ def test_facts() -> None:
     assert (facts.mask_id, facts.causal, facts.iteration) == (None, True, "blockwise:length=8")
 
 
+@pytest.mark.parametrize("family", ["llada", "diffusion_gemma"])
+def test_causal_text_needs_blocks(family: str) -> None:
+    with pytest.raises(RequestError, match="'block_length' is None"):
+        load(str(GOLDEN / family), "float32", "cpu", {"causal": True, "block_length": None})
+
+
 def config(**text: Any) -> dict[str, Any]:
     read: dict[str, Any] = json.loads((FOLDER / "config.json").read_text())
     return read | {"text_config": read["text_config"] | text}

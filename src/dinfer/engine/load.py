@@ -269,6 +269,8 @@ def load(
     load_weights(places(model, family.slots(shape), coded), folder, unused)
     quantised.seal(model.layers)
     model.requires_grad_(False).eval()
+    if known.causal and known.block_length is None:
+        raise RequestError("The fact 'block_length' is None; a causal model needs one.")
     if known.mask_id is None and not model.conditioned:
         raise DinferError("The files give no mask id, which this family needs; add one as a fact.")
     if known.mask_id is not None and not 0 <= known.mask_id < shape.vocab:
