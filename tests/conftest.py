@@ -5,6 +5,7 @@ are scripted.
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -31,7 +32,7 @@ FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/cases.json"))
 """Every folder of tests/golden: a new one is put through all tests of families."""
 
 
-def golden_facts(family: str) -> dict[str, int]:
+def golden_facts(family: str) -> dict[str, int | None]:
     """What the config of a golden folder does not say: several families keep the mask id in the
     tokenizer alone.
     """
@@ -58,13 +59,18 @@ def make_engine(models: dict[str, Loaded]) -> Callable[..., Engine]:
     return make
 
 
-def allows(engine: Engine, cache: str | None = None, decoder: str | None = None) -> bool:
+def allows(engine: Engine, **options: Any) -> bool:
     """Whether the model may be served with these strategies."""
     try:
-        engine.strategy(SamplingParams(cache=cache, decoder=decoder))
+        engine.strategy(SamplingParams(**options))
     except RequestError:
         return False
     return True
+
+
+def decoder_for(engine: Engine, decoder: str) -> str | None:
+    """The decoder, or for a model that it does not suit the recommended one."""
+    return decoder if allows(engine, decoder=decoder) else None
 
 
 def request(
@@ -91,6 +97,8 @@ class Scripted(nn.Module):
     """A model whose logits at each position are given: `script[position]` = (token, logit); all
     others 0.
     """
+
+    conditioned = False
 
     def __init__(self, script: dict[int, tuple[int, float]], vocab: int = 16) -> None:
         super().__init__()

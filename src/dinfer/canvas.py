@@ -11,14 +11,15 @@ import numpy.typing as npt
 class Canvas:
     """Token ids, which of them are masked, and what has changed since its row last ran.
 
-    tokens [L] int64 (the mask id at masked positions); masked [L] bool; given [L] bool, text that
-    was there from the start; stale [L] bool. answer: first position of the answer. limit: positions
-    from here on need no decision (after the first end-of-text, after max_tokens). block: length of
-    the model's attention blocks, None for full attention. revisable: set tokens of the open window
-    that were not given may still change. horizon: first position that the open window leaves out.
-    chosen: the last window that was narrowed to what the model proposed, (start, stop). ends: ids
-    that end the answer (none where it is filled in any case). end: where the answer ends without
-    such an id. ceiling: most positions that the canvas may have.
+    tokens [L] int64 (at masked positions the mask id, or the draft where it is None); masked [L]
+    bool; given [L] bool, text that was there from the start; stale [L] bool. answer: first position
+    of the answer. limit: positions from here on need no decision (after the first end-of-text,
+    after max_tokens). block: length of the model's attention blocks, None for full attention; base:
+    where they are counted from. revisable: set tokens of the open window that were not given may
+    still change. horizon: first position that the open window leaves out. chosen: the last window
+    that was narrowed to what the model proposed, (start, stop). ends: ids that end the answer (none
+    where it is filled in any case). end: where the answer ends without such an id. ceiling: most
+    positions that the canvas may have.
     """
 
     revisable = False
@@ -26,17 +27,24 @@ class Canvas:
     ends: frozenset[int] = frozenset()
 
     def __init__(
-        self, tokens: Sequence[int | None], answer: int, limit: int, mask_id: int, block: int | None
+        self,
+        tokens: Sequence[int | None],
+        answer: int,
+        limit: int,
+        mask_id: int | None,
+        block: int | None,
+        base: int = 0,
     ) -> None:
         self.masked: npt.NDArray[np.bool_] = np.array(
             [token is None for token in tokens], dtype=bool
         )
         self.given: npt.NDArray[np.bool_] = ~self.masked
-        filled = [mask_id if token is None else token for token in tokens]
+        filled = [mask_id or 0 if token is None else token for token in tokens]
         self.tokens: npt.NDArray[np.int64] = np.array(filled, dtype=np.int64)
         self.stale = np.ones(len(filled), dtype=bool)
         self.horizon = len(filled)
-        self.answer, self.limit, self.mask_id, self.block = answer, limit, mask_id, block
+        self.answer, self.limit, self.mask_id = answer, limit, mask_id
+        self.block, self.base = block, base
         self.end, self.ceiling = limit, len(filled)
 
     def __len__(self) -> int:
@@ -49,8 +57,11 @@ class Canvas:
         return place if len(masked) and masked[place] else None
 
     def undecided(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Masked positions of a span that still need a decision."""
-        return np.flatnonzero(self.masked[start : min(stop, self.limit)]) + start
+        """Masked positions of a span that still need a decision. Without a mask token, what lies
+        behind the limit does too: the rest would see noise there.
+        """
+        stop = stop if self.mask_id is None else min(stop, self.limit)
+        return np.flatnonzero(self.masked[start:stop]) + start
 
     def decidable(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Positions of a span that are decided by the request's own steps, set or not."""
@@ -70,7 +81,18 @@ class Canvas:
         """
         if self.block is None:
             return self.horizon
-        return min(len(self), -(-stop // self.block) * self.block)
+        blocks = -(-(stop - self.base) // self.block)
+        return min(len(self), self.base + blocks * self.block)
+
+    def block_start(self, position: int) -> int:
+        """First position of the block that holds `position`."""
+        assert self.block is not None
+        return max(0, position - (position - self.base) % self.block)
+
+    def open_start(self) -> int:
+        """First open position (the canvas length when nothing before `limit` is masked)."""
+        first = self.first_masked()
+        return len(self) if first is None else self.block_start(first)
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Sets tokens."""
@@ -78,10 +100,16 @@ class Canvas:
         self.masked[positions] = False
         self.stale[positions] = True
 
+    def draft(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """What masked positions show the model in the place of a mask token."""
+        assert self.mask_id is None and self.masked[positions].all()
+        self.tokens[positions] = tokens
+
     def take_back(self, positions: npt.NDArray[np.int64]) -> None:
         """Masks set positions again."""
+        assert self.mask_id is not None or not len(positions), "there is no mask token"
         assert not self.given[positions].any(), "given text never changes"
-        self.tokens[positions] = self.mask_id
+        self.tokens[positions] = self.mask_id or 0
         self.masked[positions] = True
         self.stale[positions] = True
 
@@ -94,6 +122,7 @@ class Canvas:
     def insert(self, place: int, count: int) -> None:
         """Puts `count` masks before `place`; what lies from there on moves."""
         assert not self.given[place:].any() and len(self) + count <= self.ceiling
+        assert self.mask_id is not None, "there is no mask token"
         for name, blank in (("tokens", self.mask_id), ("masked", True), ("given", False)):
             setattr(self, name, np.insert(getattr(self, name), place, [blank] * count))
         self.stale = np.append(self.stale[:place], np.ones(len(self) - place, dtype=bool))

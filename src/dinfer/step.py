@@ -6,6 +6,8 @@ masked    a position that still has to be decided; the opposite is *set*
 window    the positions being denoised now; it stays open until none of them is masked
 block     unit of a block-causal model's attention grid, counted from position 0
 step      one forward and the commit that follows it
+open      of a canvas in a causal model: the blocks from the first masked position to the window's
+          end, whose rows see one another
 rows      the positions a step runs; their keys and values are stored, and nothing else is
 visible   what a row may attend to: stored positions before a limit
 commit    to set masked positions (or to take one back)
@@ -40,13 +42,15 @@ class Facts:
     """Facts of a checkpoint, read from its own files.
 
     block_length: length of the block-causal blocks, counted from position 0; None = full attention.
+    mask_id: None where the model has no mask token, and denoises random tokens instead. causal:
+    rows of set text see only what lies before them, and blocks are counted from the answer's start.
     eos_ids: every id that ends an answer. context: positions the model was made for.
     iteration, cache, decoder: recommended strategies as spec strings. chat_only: the model knows
     nothing but conversations, so a plain text prompt is put through its chat template. shift: the
     logits of row p - shift tell the token at position p (row 0 where there is no such row).
     """
 
-    mask_id: int
+    mask_id: int | None
     eos_ids: frozenset[int]
     block_length: int | None
     context: int
@@ -55,6 +59,7 @@ class Facts:
     decoder: str
     chat_only: bool = False
     shift: int = 0
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +189,8 @@ class Proposal:
     [B, W] float32 their probabilities under the raw logits: those of the position's own row, which
     sees its token, or under `shadow` those of a row that sees all but this token.
 
+    random [B, W] int64: any token of the vocabulary with the same probability.
+
     Outside the masked and editable positions the values mean nothing.
     """
 
@@ -201,6 +208,7 @@ class Proposal:
     editable: Tensor | None = None
     held: Tensor | None = None
     kept: Tensor | None = None
+    random: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -210,12 +218,17 @@ class Commit:
     Only of a decoder that is not monotone: `mask` may hold editable positions, `back` [B, W] bool
     says which of them are taken back (masked again), and `open` [B] bool which windows stay open
     for another step even if nothing in them is masked.
+
+    draft [B, W]: tokens that the positions which stay masked show the model in the next step, in a
+    model without a mask token. confidence [B, W]: of `tokens`, where they are not the proposal's.
     """
 
     mask: Tensor
     tokens: Tensor
     back: Tensor | None = None
     open: Tensor | None = None
+    draft: Tensor | None = None
+    confidence: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -282,8 +295,14 @@ class CachePolicy(Protocol):
 
 class Decoder(Protocol):
     """Chooses what to commit. `needs`: what it reads of a Proposal besides tokens and confidence
-    (entropy, margin, noise, logits, top, shadow, or filtered_confidence, filtered_entropy,
+    (entropy, margin, noise, random, logits, top, shadow, or filtered_confidence, filtered_entropy,
     filtered_margin).
+
+    One with `drafts` true is for models without a mask token: it gives a draft in every step, and
+    commits a window as a whole after a bounded number of steps.
+
+    May have `temperature(step) -> float`: logits of a window's step `step` are divided by it before
+    anything is made of them; the request's temperature comes on top.
 
     `monotone`: never touches a set position, so whatever is set is settled. One that is not must
     come to an end by itself: over a window's steps it takes back fewer tokens than it sets, and
@@ -296,7 +315,9 @@ class Decoder(Protocol):
     monotone: ClassVar[bool]
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
-        """Must commit at least one masked position ([B, W] bool) of every window that has one."""
+        """Must commit at least one masked position ([B, W] bool) of every window that has one,
+        unless it drafts.
+        """
         ...
 
 

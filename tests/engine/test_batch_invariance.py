@@ -31,6 +31,8 @@ DECODERS = [
     "wino:threshold=0.2:back=0.5",
     "remdm:steps=9:eta=0.4",
     "edit:threshold=0.3:edit=0.2:rounds=3",
+    "renoise:steps=3:bound=2",
+    "renoise:steps=6:entropy=0.5:stable=0",
 ]
 ITERATIONS = [
     "blockwise:length=8",
@@ -48,8 +50,10 @@ ITERATIONS = [
 
 
 def mixed(engine: Engine, seed: int, count: int) -> list[Request]:
-    caches = [spec for spec in CACHES if allows(engine, spec)]
+    caches = [spec for spec in CACHES if allows(engine, cache=spec)]
     decoders = [spec for spec in DECODERS if allows(engine, decoder=spec)]
+    iterations = [i for i in ITERATIONS if allows(engine, decoder=decoders[0], iteration=i)]
+    guidance = [0.0, 0.0, 0.0, 1.2 if engine.facts.mask_id is not None else 0.0]
     rng = random.Random(seed)
     found = []
     for number in range(count):
@@ -60,10 +64,10 @@ def mixed(engine: Engine, seed: int, count: int) -> list[Request]:
             top_k=rng.choice([0, 20]),
             seed=rng.randrange(1000),
             ignore_eos=rng.random() < 0.5,
-            guidance=rng.choice([0.0, 0.0, 0.0, 1.2]),
+            guidance=rng.choice(guidance),
             cache=rng.choice(caches),
             decoder=rng.choice(decoders),
-            iteration=rng.choice(ITERATIONS),
+            iteration=rng.choice(iterations),
         )
         # Not empty: the rows of a canvas of nothing but masks are equal in exact arithmetic, so
         # which is the most confident is a matter of rounding.

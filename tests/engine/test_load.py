@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from dinfer import LLM
 from dinfer.engine import load as loading
 from dinfer.engine import weights as weights_of
-from dinfer.engine.load import blank, family_of, load
+from dinfer.engine.load import blank, family_of, load, unused
 from dinfer.engine.shards import Shards
 from dinfer.engine.weights import check, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
@@ -236,7 +236,7 @@ def test_any_damaged_tensor_is_named(family: str) -> None:
     shape = module.shape(config)
     slots = module.slots(shape)
     targets = places(blank(module, shape, torch.float32), slots)
-    tensors = Shards(GOLDEN / family)
+    tensors = Shards(GOLDEN / family, unused(module))
     held = tensors.headers
     assert set(held) == set(slots)
     check(targets, tensors)

@@ -95,7 +95,7 @@ def test_the_router_stays_in_float32_in_a_bfloat16_model(family: str) -> None:
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-@pytest.mark.parametrize("family", ["dream", "sdar_moe"])
+@pytest.mark.parametrize("family", ["dream", "sdar_moe", "diffusion_gemma"])
 def test_a_quantised_folder_is_the_model_quantised_at_load(
     family: str, quant: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from dinfer.engine.engine import Engine
 from dinfer.registry import build
 from dinfer.request import CanvasEvent, Output, SamplingParams
 
-from ..conftest import FAMILIES, request, serve
+from ..conftest import FAMILIES, decoder_for, request, serve
 
 NEWLINE = 9
 
@@ -69,7 +69,8 @@ def test_a_stride_of_the_whole_is_blockwise(
 def test_pruned_with_all_in_sight_is_blockwise(
     make_engine: Callable[..., Engine], family: str, cache: str
 ) -> None:
-    options = {"max_tokens": 40, "cache": cache, "decoder": "threshold:threshold=0.4"}
+    decoder = decoder_for(make_engine(family), "threshold:threshold=0.4")
+    options = {"max_tokens": 40, "cache": cache, "decoder": decoder}
     plain = run(make_engine(family), [3, 4, 5], iteration="blockwise:length=8", **options)
     wide = run(make_engine(family), [3, 4, 5], iteration="pruned:length=8:ahead=9", **options)
     assert wide.token_ids == plain.token_ids

@@ -1,6 +1,7 @@
 """Kernels against plain references."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dinfer.kernel.attention import Span, attention, attention_reference, grouped
-from dinfer.kernel.noise import uniform
+from dinfer.kernel.noise import random_tokens, uniform
 from dinfer.kernel.propose import GROUP, Extras, RowSampling, propose
 from dinfer.nn.linear import Linear
 
@@ -34,10 +35,40 @@ def test_attention(seed: int, group: int, kv_heads: int) -> None:
         Span(11, 18, scattered[:9]),
         Span(18, 23, slice(50, 67)),
     ]
+    # Those of one size share a call, with a mask each; every row sees something.
+    seen = np.random.default_rng(seed).random((3, 5, 17)) < 0.5
+    seen[:, :, 0] = True
+    masked = [replace(spans[0], seen=seen[0]), spans[1], replace(spans[2], seen=seen[1])]
+    masked += [spans[3], replace(spans[4], seen=seen[2])]
+    torch.testing.assert_close(
+        attention(q, keys, values, grouped(masked, q.device)),
+        attention_reference(q, keys, values, masked),
+    )
     torch.testing.assert_close(
         attention(q, keys, values, grouped(spans, q.device)),
         attention_reference(q, keys, values, spans),
     )
+
+
+def test_random_tokens_are_uniform_and_apart_from_other_noise() -> None:
+    n, vocab, zero = 30_000, 30, torch.zeros(30_000, dtype=torch.int64)
+    places = torch.arange(n)
+    draws = random_tokens(zero, places, zero, vocab)
+    counts = torch.bincount(draws, minlength=vocab)
+    assert len(counts) == vocab
+    assert (counts - n / vocab).abs().max() < 5 * math.sqrt(n / vocab)
+    others = (uniform(zero, places, zero, 1)[:, 0], random_tokens(zero, places, zero + 1, vocab))
+    for other in others:
+        both = torch.stack((draws.float(), other.float()))
+        assert torch.corrcoef(both)[0, 1].abs() < 4 / math.sqrt(n)
+    assert torch.equal(random_tokens(zero[:3], places[7:10], zero[:3], vocab), draws[7:10])
+
+
+def test_the_largest_noise_is_below_one() -> None:
+    """This seed's first number has all bits set; rounded to 1 it would make any token win."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    largest = uniform(zero + 4315042, zero, zero, 1).item()
+    assert largest == 1 - 2.0**-24
 
 
 def test_noise_is_uniform_and_keyed_by_seed_position_and_step() -> None:

@@ -50,7 +50,7 @@ def work_of(model: Transformer, rows: int, context: int, sequences: int) -> Work
             elements *= part
         weights, active = weights + read, active + elements
     size, seen = model.embedding.weight.itemsize, context + rows
-    stored = shape.layers * 2 * shape.kv_heads * shape.head_size * seen * size
+    stored = shape.stored * seen * size
     pairs = 4 * shape.layers * shape.heads * shape.head_size * rows * seen
     return Work(
         round(weights) + sequences * stored,

@@ -16,7 +16,7 @@ from dinfer.bench.machine import seconds_of
 from dinfer.bench.traffic import Ask, Load, Served, in_process
 from dinfer.engine.llm import LLM
 from dinfer.engine.load import Loaded
-from dinfer.errors import DinferError
+from dinfer.errors import DinferError, RequestError
 from dinfer.request import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
@@ -114,6 +114,9 @@ class Baseline:
     def run(self, prompts: Prompts, mode: Mode) -> Answers:
         """Answers the prompts one after the other."""
         facts, model = self.loaded.facts, self.loaded.model
+        mask_id = facts.mask_id
+        if mask_id is None:
+            raise RequestError("The baseline fills in masks, and this model has no mask token.")
         settings = baseline.Settings(
             self.canvas.length, self.canvas.block, mode.cache, mode.threshold, mode.steps
         )
@@ -121,7 +124,7 @@ class Baseline:
         for prompt in prompts:
 
             def answer(prompt: Sequence[int] = prompt) -> None:
-                ids, passes = baseline.generate(model, prompt, facts.mask_id, settings)
+                ids, passes = baseline.generate(model, prompt, mask_id, settings)
                 found.ids.append(until_end(ids, facts.eos_ids))
                 found.passes.append(passes)
 

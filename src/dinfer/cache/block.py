@@ -29,12 +29,11 @@ class Block:
 
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:
         """From the first row that is not final to the end of the window's block."""
-        assert canvas.block is not None
         reach = canvas.reach(window.stop)
         rows = range(state.final, reach)
         masked = canvas.masked[:reach]
         # Blocks that hold no mask now, and will not change, are stored for good by this very step.
         first = int(masked.argmax()) if masked.any() else reach
         first = min(first, window.start) if canvas.revisable else first
-        state.final = max(state.final, first // canvas.block * canvas.block)
+        state.final = max(state.final, canvas.block_start(first))
         return StepPlan(rows, reach)

@@ -86,13 +86,19 @@ def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         "mask_id": known.mask_id,
         "eos_ids": sorted(known.eos_ids),
         "block_length": known.block_length,
-        "attention": "full" if known.block_length is None else "block-causal",
+        "attention": _attention(known),
         "iteration": known.iteration,
         "cache": known.cache,
         "decoder": known.decoder,
         "weights_mib": memory,
         "request_mib_at_full_context": request,
     }
+
+
+def _attention(known: Any) -> str:
+    if known.causal:
+        return "causal text, open blocks in full"
+    return "full" if known.block_length is None else "block-causal"
 
 
 def _bytes(model: Any) -> int:

@@ -30,11 +30,17 @@ class Entropy:
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """The surest always: before it there is nothing to add up."""
         assert proposal.entropy is not None
-        rank = ranks(-proposal.entropy, masked)
-        order = rank.argsort(dim=1, stable=True)
-        ordered = torch.where(masked, proposal.entropy, 0.0).gather(1, order)
-        before = ordered.cumsum(dim=1) - ordered
-        # Rounding must not make the first one's sum, which is 0, exceed a bound of 0.
-        before[:, 0] = 0.0
-        fits = torch.zeros_like(masked).scatter(1, order, before <= self.bound)
-        return Commit(masked & fits, proposal.tokens)
+        return Commit(within(proposal.entropy, masked, self.bound), proposal.tokens)
+
+
+def within(entropy_BW: Tensor, masked: Tensor, bound: float) -> Tensor:
+    """The most masked positions, by rising entropy, whose entropies add up to `bound` at most, the
+    largest of them not counted.
+    """
+    rank = ranks(-entropy_BW, masked)
+    order = rank.argsort(dim=1, stable=True)
+    ordered = torch.where(masked, entropy_BW, 0.0).gather(1, order)
+    before = ordered.cumsum(dim=1) - ordered
+    # Rounding must not make the first one's sum, which is 0, exceed a bound of 0.
+    before[:, 0] = 0.0
+    return masked & torch.zeros_like(masked).scatter(1, order, before <= bound)

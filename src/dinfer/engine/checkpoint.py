@@ -29,8 +29,8 @@ class Checkpoint(Protocol):
         """Where each tensor goes, by the names that it has here."""
         ...
 
-    def tensors(self) -> Tensors:
-        """The weights."""
+    def tensors(self, unused: tuple[str, ...] = ()) -> Tensors:
+        """The weights, without those whose names begin as `unused` says."""
         ...
 
     def tokenizer(self) -> Tokenizer | None:
@@ -59,9 +59,9 @@ class Folder:
         slots: dict[str, Slot] = family.slots(shape)
         return slots
 
-    def tensors(self) -> Shards:
-        """The safetensors files."""
-        return Shards(self.path)
+    def tensors(self, unused: tuple[str, ...] = ()) -> Shards:
+        """Of the safetensors files."""
+        return Shards(self.path, unused)
 
     def tokenizer(self) -> Tokenizer | None:
         """From tokenizer.json, or vocab.json with merges.txt."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dinfer.canvas import Canvas
+from dinfer.engine import fit
 from dinfer.engine.answer import Answer
 from dinfer.engine.pool import Pool
 from dinfer.engine.prefixes import Prefixes
@@ -16,7 +17,9 @@ from dinfer.engine.proposals import Committed, commits
 from dinfer.engine.runner import Runner
 from dinfer.engine.scheduler import Scheduler
 from dinfer.engine.sequence import Sequence, Strategy
+from dinfer.engine.sight import Sight
 from dinfer.errors import RequestError
+from dinfer.kernel.noise import random_tokens
 from dinfer.nn.transformer import Transformer
 from dinfer.registry import build
 from dinfer.request import (
@@ -60,12 +63,15 @@ class Engine:
     ) -> None:
         self.model, self.facts, self.tokenizer = model, facts, tokenizer
         weight = model.embedding.weight
-        prefixes = None if facts.block_length is None else Prefixes(facts.block_length)
+        # Rows of causal text are final each by itself.
+        unit = 1 if facts.causal else facts.block_length
+        prefixes = None if unit is None else Prefixes(unit)
         self.pool = Pool(
             model.shape, limits.pages, weight.dtype, weight.device, limits.poison, prefixes
         )
         self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
-        self.runner = Runner(model, self.pool, facts.block_length, compiled)
+        sight = Sight(facts.block_length, facts.causal)
+        self.runner = Runner(model, self.pool, sight, compiled)
         self._live: dict[str, tuple[Sequence, Answer]] = {}
 
     @property
@@ -85,12 +91,7 @@ class Engine:
             build("cache", params.cache or self.facts.cache),
             build("decoder", params.decoder or self.facts.decoder),
         )
-        strategy.cache.allow(self.facts)
-        if self.facts.shift and "shadow" in strategy.decoder.needs:
-            raise RequestError(
-                f"The decoder {params.decoder!r} judges tokens at their own place, and the logits"
-                " of this model are shifted by one; use another decoder."
-            )
+        fit.check(strategy, params, self.facts)
         return strategy
 
     def add(self, request: Request) -> None:
@@ -160,27 +161,39 @@ class Engine:
             )
 
     def _canvas(self, request: Request) -> Canvas:
-        """Block-causal models see whole blocks, so their canvas ends with one (as far as the
-        context goes).
+        """Models with blocks see whole ones, so their canvas ends with one (as far as the context
+        goes). Without a mask token it starts as noise.
         """
+        facts = self.facts
         tokens = [*request.canvas, *[None] * (self._length(request) - len(request.canvas))]
         limit = len(request.canvas) if request.end is None else request.end
-        block = self.facts.block_length
-        canvas = Canvas(tokens, request.answer, limit, self.facts.mask_id, block)
+        base = request.answer if facts.causal else 0
+        canvas = Canvas(tokens, request.answer, limit, facts.mask_id, facts.block_length, base)
         if request.stops and not request.params.ignore_eos:
-            canvas.ends = self.facts.eos_ids
+            canvas.ends = facts.eos_ids
+        if facts.mask_id is None:
+            blanks = np.flatnonzero(canvas.masked)
+            seeds = torch.full((len(blanks),), request.seed)
+            where, step = torch.from_numpy(blanks), torch.zeros(len(blanks), dtype=torch.int64)
+            noise = random_tokens(seeds, where, step, self.model.shape.vocab)
+            canvas.draft(blanks, noise.numpy())
         return canvas
 
     def _length(self, request: Request) -> int:
         length, block = len(request.canvas), self.facts.block_length
         if block is None:
             return length
-        return min(-(-length // block) * block, max(self.facts.context, length))
+        base = request.answer if self.facts.causal else 0
+        whole = base - (base - length) // block * block
+        return min(whole, max(self.facts.context, length))
 
     def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
         canvas = sequence.canvas
-        progress = len(commit.positions) or sequence.held_open or sequence.growth
-        assert progress, "a step must commit something"
+        changed = len(commit.positions) + len(commit.drafted)
+        assert changed or sequence.held_open or sequence.growth, "a step must commit something"
+        if len(commit.drafted):
+            canvas.draft(commit.drafted, commit.draft)
+        commit = commit.before(canvas.limit)
         canvas.write(commit.positions, commit.tokens)
         canvas.take_back(commit.back)
         sequence.held_open = commit.open

@@ -137,7 +137,7 @@ class GGUF:
             table |= layer_slots(shape, i, names)
         return table
 
-    def tensors(self) -> "Blocks":
+    def tensors(self, unused: tuple[str, ...] = ()) -> "Blocks":
         """The weights, in full precision."""
         heads = self.metadata.get(f"{self._prefix}.attention.head_count", 1)
         kv_heads = self.metadata.get(f"{self._prefix}.attention.head_count_kv", heads)

@@ -58,8 +58,8 @@ class Graph:
             out: Tensor = torch.ops.dinfer.attend(q_THd, k_TKd, v_TKd, layer, number)
             return out
 
-        def body(x_TD: Tensor, positions_T: Tensor) -> Tensor:
-            out: Tensor = model(x_TD, positions_T, attend)
+        def body(x_TD: Tensor, positions_T: Tensor, *more: Tensor) -> Tensor:
+            out: Tensor = model(x_TD, positions_T, attend, *more)
             return out
 
         # Whether a weight is still the same is asked at every call otherwise: 2 ms for 12 layers.
@@ -68,10 +68,10 @@ class Graph:
             body, dynamic=True, fullgraph=True, options={"guard_filter_fn": skip}
         )
 
-    def __call__(self, x_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, x_TD: Tensor, positions_T: Tensor, attend: Attend, *more: Tensor) -> Tensor:
         """Normed hidden rows [T, D], as Transformer.forward gives them."""
         _attends[self._number] = attend
         # Freezing packs the weights; as an option of torch.compile it would be ignored.
         with torch._inductor.config.patch(freezing=True):
-            out: Tensor = self._body(x_TD, positions_T)
+            out: Tensor = self._body(x_TD, positions_T, *more)
         return out

@@ -77,8 +77,11 @@ class LLM(Front):
             self.engine.abort(request.id)
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Raw logits [T, V] of one uncached pass over `token_ids` with the family's attention."""
-        model, block = self.loaded.model, self.facts.block_length
+        """Raw logits [T, V] of one uncached pass over `token_ids` with the family's attention; a
+        causal model takes them as one open canvas without a prompt.
+        """
+        model = self.loaded.model
+        block = None if self.facts.causal else self.facts.block_length
         ids = torch.tensor(list(token_ids), dtype=torch.int64, device=model.embedding.weight.device)
         length = len(ids)
         edges = [*range(0, length, block or max(1, length)), length]
@@ -86,8 +89,9 @@ class LLM(Front):
         groups = grouped(spans, ids.device)
         # Not inference_mode: callers may want to change the logits in place.
         with torch.no_grad():
+            x = model.embed(ids)
             rows = model(
-                model.embed(ids),
+                model.condition(x, torch.zeros_like(x)) if model.conditioned else x,
                 torch.arange(length, device=ids.device),
                 lambda layer, q, k, v: attention(q, k, v, groups),
             )

@@ -22,7 +22,6 @@ from dinfer.engine.weights import load_weights, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 from dinfer.nn import quantised
 from dinfer.nn.transformer import Shape, Transformer
-from dinfer.nn.weights import Slot
 from dinfer.registry import build, names, near
 from dinfer.step import Facts
 from dinfer.text.chat import ChatTemplate
@@ -34,7 +33,7 @@ WANTED = [*TEXTS, "*.safetensors"]
 _KINDS = "no bundled name, folder, GGUF file or hub id (owner/name)"
 log = logging.getLogger("dinfer")
 _WANTED = {
-    "mask_id": "a token id, a whole number",
+    "mask_id": "a token id, a whole number, or null where there is no mask token",
     "eos_ids": "a list of token ids",
     "block_length": "a whole number of 1 or more, or null for full attention",
     "context": "a whole number of 1 or more",
@@ -43,6 +42,7 @@ _WANTED = {
     "decoder": "a spec string",
     "chat_only": "true or false",
     "shift": "0 or 1",
+    "causal": "true or false",
 }
 
 
@@ -150,9 +150,11 @@ def facts_of(
     `overrides`. ends: ids that end an answer by the tokenizer and the chat template.
     """
     facts: Facts = family.facts(checkpoint.json("config.json"))
-    eos = checkpoint.json("generation_config.json").get("eos_token_id")
+    generation = checkpoint.json("generation_config.json")
+    eos = generation.get("eos_token_id")
     more = eos if isinstance(eos, list) else [] if eos is None else [eos]
     facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more, ends))
+    facts = family.tuned(facts, generation) if hasattr(family, "tuned") else facts
     eos_ids = _fact("eos_ids", facts.eos_ids - {None})  # null is common where there is none
     facts = dataclasses.replace(facts, mask_id=_fact("mask_id", facts.mask_id), eos_ids=eos_ids)
     allowed = [field.name for field in dataclasses.fields(Facts)]
@@ -162,9 +164,8 @@ def facts_of(
                 raise RequestError(f"Unknown fact {key!r}.{near(key, allowed)}")
             facts = dataclasses.replace(facts, **{key: _fact(key, value)})
     if "block_length" in overrides and "iteration" not in overrides and facts.block_length:
-        facts = dataclasses.replace(
-            facts, iteration=f"blockwise:length={facts.block_length}:aligned=true"
-        )
+        base = "" if facts.causal else ":aligned=true"
+        facts = dataclasses.replace(facts, iteration=f"blockwise:length={facts.block_length}{base}")
     return facts
 
 
@@ -288,10 +289,14 @@ def load(
     model = blank(family, shape, kind, _quant(config, quant)).to_empty(device=place)
     if shape.tied:
         model.head.weight = model.embedding.weight
-    read = _read(model, checkpoint, checkpoint.slots(family, shape))
+    read = _read(model, checkpoint, family)
     quantised.seal(model)
     model.requires_grad_(False).eval()
-    if not 0 <= known.mask_id < shape.vocab:
+    if known.causal and known.block_length is None:
+        raise RequestError("The fact 'block_length' is None; a causal model needs one.")
+    if known.mask_id is None and not model.conditioned:
+        raise DinferError("The files give no mask id, which this family needs; add one as a fact.")
+    if known.mask_id is not None and not 0 <= known.mask_id < shape.vocab:
         raise DinferError(
             f"The mask id {known.mask_id} is no row of the embedding, which has {shape.vocab}."
         )
@@ -308,10 +313,17 @@ def load(
     )
 
 
-def _read(model: Transformer, checkpoint: Checkpoint, slots: dict[str, Slot]) -> Reading:
+def unused(family: ModuleType) -> tuple[str, ...]:
+    """How the names of tensors begin that the family has no use for."""
+    found: tuple[str, ...] = getattr(family, "UNUSED", ())
+    return found
+
+
+def _read(model: Transformer, checkpoint: Checkpoint, family: ModuleType) -> Reading:
     """Fills the model from the checkpoint."""
     coded = stored_quant(checkpoint.json("config.json")) is not None
-    start, tensors = time.perf_counter(), checkpoint.tensors()
+    start, tensors = time.perf_counter(), checkpoint.tensors(unused(family))
+    slots = checkpoint.slots(family, model.shape)
     load_weights(places(model, slots, coded), tensors)
     size = sum(header.bytes for header in tensors.headers.values())
     return Reading(size, time.perf_counter() - start)

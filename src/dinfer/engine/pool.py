@@ -1,4 +1,4 @@
-"""The paged K/V pool: one arena, reference-counted pages."""
+"""The paged K/V pool: one arena a layer, reference-counted pages."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from dinfer.step import PAGE
 
 
 class Pool:
-    """Keys and values of all sequences, [layers, 2, pages * PAGE, kv_heads, head_size].
+    """Keys and values of all sequences, for each layer [2, pages * PAGE, kv_heads, head_size].
 
     `poison` fills pages with NaN when they are handed out, so that reading a row that never ran
     shows at once. `prefixes`: what free pages still hold; such pages are handed out last.
@@ -26,8 +26,11 @@ class Pool:
     ) -> None:
         self.prefixes = prefixes
         self.pages, self.poison = pages, poison
-        size = (shape.layers, 2, pages * PAGE, shape.kv_heads, shape.head_size)
-        self.arena = torch.empty(size, dtype=dtype, device=device)
+        self.device = device
+        self._layers = [
+            torch.empty(2, pages * PAGE, *shape.kv_at(layer), dtype=dtype, device=device)
+            for layer in range(shape.layers)
+        ]
         self._users = [0] * pages
 
     @property
@@ -37,11 +40,11 @@ class Pool:
 
     def keys(self, layer: int) -> Tensor:
         """Keys of a layer, [slots, kv_heads, head_size]."""
-        return self.arena[layer, 0]
+        return self._layers[layer][0]
 
     def values(self, layer: int) -> Tensor:
         """Values of a layer, [slots, kv_heads, head_size]."""
-        return self.arena[layer, 1]
+        return self._layers[layer][1]
 
     def take(self, count: int) -> list[int] | None:
         """`count` pages, a contiguous run where there is one; None when there are not enough."""
@@ -60,8 +63,8 @@ class Pool:
         )
         for page in chosen:
             self._users[page] = 1
-            if self.poison:
-                self.arena[:, :, page * PAGE : (page + 1) * PAGE] = torch.nan
+            for layer in self._layers if self.poison else ():
+                layer[:, page * PAGE : (page + 1) * PAGE] = torch.nan
         return chosen
 
     def _idle(self, page: int) -> bool:
@@ -85,4 +88,4 @@ def _is_run(free: list[int], start: int, count: int) -> bool:
 
 def page_bytes(shape: Shape, dtype: torch.dtype) -> int:
     """Bytes of one page over all layers."""
-    return shape.layers * 2 * PAGE * shape.kv_heads * shape.head_size * dtype.itemsize
+    return shape.stored * PAGE * dtype.itemsize

@@ -8,7 +8,7 @@ batch: the undecided ones, and under a decoder that is not monotone also those t
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,10 @@ Ids = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Committed:
     """What one sequence gets written: positions, tokens, and the confidence of each; `back`:
-    positions to mask again; `open`: whether its window stays open even without a mask. likely: the
-    likeliest tokens there and their probabilities, each [P, TOP], if any request or decoder of the
-    step asked for them.
+    positions to mask again; `open`: whether its window stays open even without a mask; `drafted`:
+    positions that stay masked, and `draft`: the tokens that they show. likely: the likeliest tokens
+    there and their probabilities, each [P, TOP], if any request or decoder of the step asked for
+    them.
     """
 
     positions: Ids
@@ -36,7 +37,22 @@ class Committed:
     confidence: npt.NDArray[np.float32]
     back: Ids
     open: bool
+    drafted: Ids
+    draft: Ids
     likely: tuple[Ids, npt.NDArray[np.float32]] | None = None
+
+    def before(self, limit: int) -> "Committed":
+        """The same without what is committed from `limit` on."""
+        keep = self.positions < limit
+        if keep.all():
+            return self
+        return replace(
+            self,
+            positions=self.positions[keep],
+            tokens=self.tokens[keep],
+            confidence=self.confidence[keep],
+            likely=None if self.likely is None else (self.likely[0][keep], self.likely[1][keep]),
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,7 @@ class Line:
 
 
 def commits(
-    batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int
+    batch: Many[Sequence], hidden_TD: Tensor, model: Transformer, mask_id: int | None
 ) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
     asked = [s.asked for s in batch]
@@ -96,10 +112,10 @@ def _joined(parts: list[Committed]) -> Committed:
     if len(parts) == 1:
         return parts[0]
     none = np.empty(0, np.int64)
-    blank = Committed(none, none, np.empty(0, np.float32), none, False)
-    positions, tokens, confidence, back = (
+    blank = Committed(none, none, np.empty(0, np.float32), none, False, none, none)
+    positions, tokens, confidence, back, drafted, draft = (
         np.concatenate([getattr(blank, name), *(getattr(part, name) for part in parts)])
-        for name in ("positions", "tokens", "confidence", "back")
+        for name in ("positions", "tokens", "confidence", "back", "drafted", "draft")
     )
     likely = [part.likely for part in parts if part.likely is not None]
     return Committed(
@@ -108,6 +124,8 @@ def _joined(parts: list[Committed]) -> Committed:
         confidence,
         back,
         any(part.open for part in parts),
+        drafted,
+        draft,
         (np.concatenate([x[0] for x in likely]), np.concatenate([x[1] for x in likely]))
         if likely
         else None,
@@ -120,7 +138,7 @@ def _found(
     starts: Ids,
     hidden_TD: Tensor,
     model: Transformer,
-    mask_id: int,
+    mask_id: int | None,
 ) -> dict[str, Tensor]:
     """What the decoders need of each asked position, named as in Proposal, [R, ...]."""
     device, rows, offset = hidden_TD.device, [], 0
@@ -128,7 +146,7 @@ def _found(
         assert sequence.plan is not None
         rows.append(sequence.plan.find(sequence.sources(positions)) + offset)
         offset += sequence.rows
-    mixing = [s.mix > 0 for s in batch]
+    mixing = [s.mix > 0 or model.conditioned for s in batch]
     held = _held(batch, asked, device)
     found = propose(
         hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],
@@ -177,14 +195,20 @@ def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> li
     editable = None if decoder.monotone else laid(torch.from_numpy(~blank).to(device))
     proposal = Proposal(**{name: laid(x) for name, x in found.items()}, editable=editable)
     commit = decoder.commit(proposal, masked, [line.state for line in lines])
-    return _read(commit, proposal, [line.part for line in lines])
+    return _read(commit, proposal, masked, [line.part for line in lines])
 
 
-def _read(commit: Commit, proposal: Proposal, parts: list[Part]) -> list[Committed]:
+def _read(
+    commit: Commit, proposal: Proposal, masked_BW: Tensor, parts: list[Part]
+) -> list[Committed]:
     """Brings a commit back to the host and to positions of the canvas."""
     mask, tokens = commit.mask.cpu().numpy(), commit.tokens.cpu().numpy()
-    confidence = proposal.confidence.cpu().numpy()
+    sure = proposal.confidence if commit.confidence is None else commit.confidence
+    confidence = sure.cpu().numpy()
     top = [x.cpu().numpy() for x in (proposal.top_tokens, proposal.top_probs) if x is not None]
+    left, draft = np.zeros_like(mask), tokens
+    if commit.draft is not None:
+        left, draft = masked_BW.cpu().numpy() & ~mask, commit.draft.cpu().numpy()
     back = np.zeros_like(mask) if commit.back is None else commit.back.cpu().numpy()
     stays = [False] * len(parts) if commit.open is None else commit.open.tolist()
     done = []
@@ -192,7 +216,7 @@ def _read(commit: Commit, proposal: Proposal, parts: list[Part]) -> list[Committ
         chosen, returned = mask[i], np.flatnonzero(back[i])
         if part.sure is not None:
             chosen, returned = chosen & (confidence[i] > part.sure), returned[:0]
-        columns = np.flatnonzero(chosen)
+        columns, others = np.flatnonzero(chosen), np.flatnonzero(left[i])
         done.append(
             Committed(
                 columns + part.start,
@@ -201,6 +225,8 @@ def _read(commit: Commit, proposal: Proposal, parts: list[Part]) -> list[Committ
                 returned + part.start,
                 # A part that was not filled after all is not held open for a look at it.
                 stays[i] and len(columns) == mask[i].sum(),
+                others + part.start,
+                draft[i, others],
                 (top[0][i, columns], top[1][i, columns]) if top else None,
             )
         )
@@ -237,6 +263,7 @@ def _sampling(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> 
     counts = [len(a) for a in asked]
     greedy = all(s.request.params.temperature == 0 for s in batch)
     requests = [s.request for s in batch]
+    scaled = any(s.scale != 1 for s in batch)
 
     def spread(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.repeat(values, counts)).to(device, dtype)
@@ -249,6 +276,7 @@ def _sampling(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> 
         seed=spread([r.seed for r in requests], torch.int64),
         position=torch.from_numpy(np.concatenate(asked)).to(device),
         step=spread([s.stats.forward_passes for s in batch], torch.int64),
+        scale=spread([s.scale for s in batch], torch.float32) if scaled else None,
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from dinfer.engine.checkpoint import Folder
-from dinfer.engine.load import TEXTS, blank, family_of, locate, stored_quant
+from dinfer.engine.load import TEXTS, blank, family_of, locate, stored_quant, unused
 from dinfer.engine.shards import INDEX
 from dinfer.engine.weights import check, fill, places
 from dinfer.errors import RequestError
@@ -41,7 +41,7 @@ def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int
     family = family_of(config)
     shape = family.shape(config)
     parts = places(blank(family, shape, torch.bfloat16, scheme), family.slots(shape))
-    tensors = checkpoint.tensors()
+    tensors = checkpoint.tensors(unused(family))
     check(parts, tensors)
     target.mkdir(parents=True, exist_ok=True)
     table: dict[str, str] = {}

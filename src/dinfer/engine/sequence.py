@@ -121,6 +121,7 @@ class Sequence:
         canvas = self.canvas
         if self.runs == 1:
             return [canvas.tokens]
+        assert canvas.mask_id is not None
         return [canvas.tokens, np.where(canvas.given, canvas.mask_id, canvas.tokens)]
 
     @property
@@ -147,6 +148,14 @@ class Sequence:
         """Weight of the expected embedding in the inputs of this step's masks."""
         mix = getattr(self.strategy.iteration, "mix", None)
         return 0.0 if mix is None else float(mix(self.stats.forward_passes))
+
+    @property
+    def scale(self) -> float:
+        """What the decoder wants this step's logits to be divided by."""
+        temperature = getattr(self.strategy.decoder, "temperature", None)
+        if temperature is None or not self.states:
+            return 1.0
+        return float(temperature(self.states[0].steps))
 
     def to_shadow(self) -> npt.NDArray[np.int64]:
         """Set positions of the window whose tokens the decoder wants judged by a row that does not

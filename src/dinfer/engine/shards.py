@@ -36,18 +36,23 @@ class _Entry(NamedTuple):
 
 
 class Shards:
-    """The tensors of a checkpoint in Hugging Face form, from its index or its single file. Raises
-    CheckpointError for files that are missing or damaged.
+    """The tensors of a checkpoint in Hugging Face form, from its index or its single file, without
+    those whose names begin as `unused` says. Raises CheckpointError for files that are missing or
+    damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, unused: tuple[str, ...] = ()) -> None:
         self.where = folder
         found: dict[str, _Entry] = {}
         for path, wanted in _files(folder).items():
             held = _entries(path)
             if gone := sorted(set(wanted) - set(held)):
                 raise CheckpointError(f"{path.name} in {folder} does not hold {', '.join(gone)}.")
-            found |= {name: entry for name, entry in held.items() if name in (wanted or held)}
+            found |= {
+                name: entry
+                for name, entry in held.items()
+                if name in (wanted or held) and not name.startswith(unused)
+            }
         self._entries = found
         self.headers = {name: entry.header for name, entry in found.items()}
         self._buffer = bytearray()

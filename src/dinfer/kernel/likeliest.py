@@ -52,9 +52,10 @@ class _Found:
 
 
 def likeliest(
-    hidden_RD: Tensor, head: Head, mask_id: int, allowed_RV: Tensor | None = None
+    hidden_RD: Tensor, head: Head, mask_id: int | None, allowed_RV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [R] int64 and their probabilities [R] float32; the mask token has none.
+    """Tokens [R] int64 and their probabilities [R] float32; the mask token, where there is
+    one, has none.
 
     `allowed_RV` (bool) limits the choice and leaves the probabilities alone.
     """
@@ -68,7 +69,7 @@ def likeliest(
 
 
 def _of_group(
-    hidden_RD: Tensor, head: Head, mask_id: int, allowed_RV: Tensor | None
+    hidden_RD: Tensor, head: Head, mask_id: int | None, allowed_RV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     width = PIECE if hidden_RD.device.type == "cpu" else head.out_features
     found: _Found | None = None
@@ -78,7 +79,7 @@ def _of_group(
         # The least number and not infinity, which less itself is no number where a piece is the
         # mask alone.
         least = torch.finfo(logits.dtype).min
-        if start <= mask_id < stop:
+        if mask_id is not None and start <= mask_id < stop:
             logits[:, mask_id - start] = least
         if allowed_RV is None:
             chosen, tokens = logits.max(dim=1)

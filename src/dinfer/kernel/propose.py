@@ -5,7 +5,7 @@ large batch is kept.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dinfer.kernel.likeliest import Head, likeliest
-from dinfer.kernel.noise import uniform
+from dinfer.kernel.noise import random_tokens, uniform
 from dinfer.step import TOP
 
 GROUP = 64
@@ -23,7 +23,7 @@ GROUP = 64
 @dataclass(frozen=True)
 class RowSampling:
     """Sampling of each row: temperature, top_p [R] float32; top_k, seed, position, step [R] int64;
-    or greedy.
+    or greedy. scale [R] float32: logits are divided by it before all else (None = by 1).
     """
 
     greedy: bool
@@ -33,11 +33,13 @@ class RowSampling:
     seed: Tensor
     position: Tensor
     step: Tensor
+    scale: Tensor | None = None
 
     def part(self, rows: slice) -> "RowSampling":
         """The same for some of the rows."""
         tensors = (self.temperature, self.top_p, self.top_k, self.seed, self.position, self.step)
-        return RowSampling(self.greedy, *(x[rows] for x in tensors))
+        part = RowSampling(self.greedy, *(x[rows] for x in tensors))
+        return part if self.scale is None else replace(part, scale=self.scale[rows])
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Extras:
 def propose(
     hidden_RD: Tensor,
     head: Head,
-    mask_id: int,
+    mask_id: int | None,
     needs: Iterable[str],
     sampling: RowSampling,
     extras: Extras = Extras(),
@@ -79,15 +81,15 @@ def propose(
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
     what `needs` names.
 
-    The mask token is never proposed and has no probability. `needs` may name entropy, margin,
-    noise [R], logits [R, V], top (top_tokens and top_probs [R, TOP]) and, after temperature, top-k
-    and top-p, filtered_confidence, filtered_entropy and filtered_margin [R]. `held_R` gives kept
-    [R], the probability of these tokens (0 for the mask token). Under `guidance` the guided logits
-    count as the raw ones. `embedding_VD` gives expected [R, D], the mean embedding under the raw
-    probabilities.
+    The mask token, where there is one, is never proposed and has no probability. `needs` may name
+    entropy, margin, noise, random [R], logits [R, V], top (top_tokens and top_probs [R, TOP]) and,
+    after temperature, top-k and top-p, filtered_confidence, filtered_entropy and filtered_margin
+    [R]. `held_R` gives kept [R], the probability of these tokens (0 for the mask token). Under
+    `guidance` the guided logits count as the raw ones. `embedding_VD` gives expected [R, D], the
+    mean embedding under the raw probabilities.
     """
     needs, held, embedding = frozenset(needs), extras.held_R, extras.embedding_VD
-    plain = held is None and extras.guidance is None and embedding is None
+    plain = all(x is None for x in (held, embedding, extras.guidance, sampling.scale))
     if sampling.greedy and plain and needs <= {"noise"}:
         tokens, confidence = likeliest(hidden_RD, head, mask_id, extras.allowed_RV)
         found = {"tokens": tokens, "confidence": confidence}
@@ -99,8 +101,12 @@ def propose(
         logits = head(hidden_RD[rows]).float()
         if extras.guidance is not None:
             _guide(logits, head, extras.guidance, start)
-        logits[:, mask_id] = -torch.inf
-        part = _one_group(logits, needs, sampling.part(rows), allowed)
+        some = sampling.part(rows)
+        if some.scale is not None:
+            logits /= some.scale[:, None]
+        if mask_id is not None:
+            logits[:, mask_id] = -torch.inf
+        part = _one_group(logits, needs, some, allowed)
         if held is not None:
             part["kept"] = _probability(logits, held[rows])
         if embedding is not None:
@@ -109,13 +115,14 @@ def propose(
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def kept(hidden_RD: Tensor, head: Head, mask_id: int, held_R: Tensor) -> Tensor:
+def kept(hidden_RD: Tensor, head: Head, mask_id: int | None, held_R: Tensor) -> Tensor:
     """Probability [R] of given tokens under the raw logits, float32."""
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
         logits = head(hidden_RD[rows]).float()
-        logits[:, mask_id] = -torch.inf
+        if mask_id is not None:
+            logits[:, mask_id] = -torch.inf
         parts.append(_probability(logits, held_R[rows]))
     return torch.cat(parts)
 
@@ -156,6 +163,9 @@ def _one_group(
         found["top_probs"] = (logits.gather(1, found["top_tokens"]) - total[:, None]).exp()
     if "noise" in needs:
         found["noise"] = _noise(sampling)
+    if "random" in needs:
+        step = sampling.step + 1  # the canvas itself was drawn before step 0
+        found["random"] = random_tokens(sampling.seed, sampling.position, step, logits.shape[1])
     if "logits" in needs:
         found["logits"] = logits
     return found

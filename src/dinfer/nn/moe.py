@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dinfer.nn.linear import GroupedLinear
-from dinfer.nn.mlp import GatedMLP
+from dinfer.nn.mlp import ACTIVATIONS, GatedMLP
 
 
 class Routing(Protocol):
@@ -71,6 +71,7 @@ class Mixture:
 
     intermediate: of one expert. first: layers before this one are dense. shared: intermediate size
     of the expert that every row runs through besides; 0 = none. biased: the router has a bias.
+    activation: of the experts, by its name in config files.
     """
 
     experts: int
@@ -79,6 +80,7 @@ class Mixture:
     first: int = 0
     shared: int = 0
     biased: bool = False
+    activation: str = "silu"
 
 
 class Router(nn.Module):
@@ -97,28 +99,39 @@ class Router(nn.Module):
         return self.routing(nn.functional.linear(x_TD.float(), self.weight), self.bias)
 
 
-class MixtureMLP(nn.Module):
-    """`sum over a row's experts of weight * expert(x)`, and the shared expert where there is one.
+class Experts(nn.Module):
+    """`sum over a row's experts of weight * expert(x)`.
 
     Rows are sorted by expert, so that each active expert is one product over its rows.
     """
 
     def __init__(self, size: int, mixture: Mixture) -> None:
         super().__init__()
-        self.router = Router(size, mixture)
+        self.activation = ACTIVATIONS[mixture.activation]
         self.gate_up = GroupedLinear(mixture.experts, size, 2 * mixture.intermediate)
         self.down = GroupedLinear(mixture.experts, mixture.intermediate, size)
-        self.shared = GatedMLP(size, mixture.shared) if mixture.shared else None
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        weights_TK, chosen_TK = self.router(x_TD)
+    def mix(self, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
+        """Rows [T, D] through the experts that a router chose for them."""
         order_S = chosen_TK.flatten().argsort(stable=True)
         counts_E = chosen_TK.flatten().bincount(minlength=self.gate_up.count)
         x_SD = x_TD[order_S // chosen_TK.shape[1]]
         gate, up = self.gate_up(x_SD, counts_E).chunk(2, dim=-1)
-        y_SD = self.down(nn.functional.silu(gate) * up, counts_E)
+        y_SD = self.down(self.activation(gate) * up, counts_E)
         # Back to the rows' own order before the sum: it is then the same in every batch.
         mixed_SD = torch.empty_like(y_SD).index_copy_(0, order_S, y_SD)
         mixed_TKD = mixed_SD.view(*chosen_TK.shape, x_TD.shape[1])
-        out_TD = torch.einsum("tk,tkd->td", weights_TK, mixed_TKD.float()).to(x_TD.dtype)
+        return torch.einsum("tk,tkd->td", weights_TK, mixed_TKD.float()).to(x_TD.dtype)
+
+
+class MixtureMLP(Experts):
+    """Experts with their router, and the shared expert where there is one."""
+
+    def __init__(self, size: int, mixture: Mixture) -> None:
+        super().__init__(size, mixture)
+        self.router = Router(size, mixture)
+        self.shared = GatedMLP(size, mixture.shared) if mixture.shared else None
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        out_TD = self.mix(x_TD, *self.router(x_TD))
         return out_TD if self.shared is None else out_TD + self.shared(x_TD)

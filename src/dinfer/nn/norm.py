@@ -4,6 +4,11 @@ import torch
 from torch import Tensor, nn
 
 
+def unit(x: Tensor, eps: float) -> Tensor:
+    """The norm without a weight, computed in float32 and returned in x's dtype."""
+    return nn.functional.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
+
+
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, computed in float32 and returned in
     x's dtype.
@@ -17,6 +22,4 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return self.weight * nn.functional.rms_norm(
-            x.float(), self.weight.shape, None, self.eps
-        ).to(x.dtype)
+        return self.weight * unit(x, self.eps)

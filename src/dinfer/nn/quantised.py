@@ -57,9 +57,13 @@ class Codes:
         return Codes(self.scheme, codes, self.scales[place], shape)
 
     def copy_(self, weight: Tensor) -> None:
-        """Quantises a weight [O, D] of this shape, on the device where the codes lie; some rows at
-        a time, so that what is needed in between stays small.
+        """Quantises a weight of this shape, on the device where the codes lie; some rows at a time,
+        so that what is needed in between stays small.
         """
+        if weight.dim() == 3:  # one matrix for each expert
+            for place, part in enumerate(weight):
+                self[place].copy_(part)
+            return
         rows = max(1, AT_ONCE // weight.shape[1])
         for start in range(0, len(weight), rows):
             part = slice(start, start + rows)

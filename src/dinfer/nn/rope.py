@@ -7,11 +7,15 @@ Rotary = tuple[Tensor, Tensor]
 """cos and sin of a set of rows, each [T, 1, rotated channels], float32."""
 
 
-def rotary_table(positions_T: Tensor, size: int, theta: float) -> Rotary:
-    """cos and sin for the given positions, angles in float32: `position * theta^(-2i/size)`."""
+def rotary_table(positions_T: Tensor, size: int, theta: float, turned: int | None = None) -> Rotary:
+    """cos and sin for the given positions, angles in float32: `position * theta^(-2i/size)` for
+    the first `turned` pairs i (None = all), 0 for the others.
+    """
     rates = theta ** (
         -torch.arange(0, size, 2, device=positions_T.device, dtype=torch.float32) / size
     )
+    if turned is not None:
+        rates[turned:] = 0.0
     angles = positions_T.float()[:, None] * rates
     both = torch.cat((angles, angles), dim=-1)[:, None]
     return both.cos(), both.sin()

@@ -3,7 +3,9 @@
 T rows, D hidden, V vocabulary.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -39,6 +41,19 @@ class Shape:
     qkv_bias: bool = False
     rotary: int = 0
     mixture: Mixture | None = None
+
+    def kv_at(self, layer: int) -> tuple[int, int]:
+        """Key/value heads of a layer, and their size."""
+        return self.kv_heads, self.head_size
+
+    def window_at(self, layer: int) -> int | None:
+        """How many positions a row of a layer sees, its own among them; None = all there are."""
+        return None
+
+    @property
+    def stored(self) -> int:
+        """Numbers that are stored for one position: keys and values of all layers."""
+        return sum(2 * math.prod(self.kv_at(layer)) for layer in range(self.layers))
 
     def mixture_at(self, layer: int) -> Mixture | None:
         """The mixture of a layer; None where it is dense."""
@@ -81,22 +96,37 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """A stack over any ragged set of rows. `forward` gives normed hidden rows; `head` turns rows
     into logits.
+
+    conditioned: it makes the inputs of open rows with `condition`, and `forward` also takes which
+    rows are open, [T] bool.
     """
+
+    conditioned = False
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape, i) for i in range(shape.layers))
+        self.layers = nn.ModuleList(self.layer(shape, i) for i in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = Linear(shape.hidden, shape.vocab)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
+    def layer(self, shape: Any, number: int) -> nn.Module:
+        """A layer of the stack."""
+        return Layer(shape, number)
+
     def embed(self, tokens_T: Tensor) -> Tensor:
         """Input rows [T, D] of token ids [T]."""
         rows: Tensor = self.embedding(tokens_T)
         return rows
+
+    def condition(self, x_RD: Tensor, soft_RD: Tensor) -> Tensor:
+        """Inputs of open rows, from what `embed` gives and the mean embeddings that the step before
+        expected there (0 in a first step).
+        """
+        raise NotImplementedError
 
     def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         channels = self.shape.rotary or self.shape.head_size
