@@ -11,13 +11,13 @@ from dinfer.kernel.propose import Extras, Guidance, propose
 from dinfer.request import SamplingParams
 
 from ..conftest import request, serve
-from ..kernel.test_kernels import sampling
+from ..kernel.test_kernels import head_of, sampling
 
 
 def test_guided_logits_row_by_row() -> None:
     """150 rows, of which every seventh is guided with a scale of its own."""
     torch.manual_seed(1)
-    head = torch.nn.Linear(6, 40, bias=False).requires_grad_(False)
+    head = head_of(torch.randn(40, 6) * 0.4)
     hidden, without = torch.randn(150, 6), torch.randn(150, 6)
     rows = torch.arange(0, 150, 7)
     scale = torch.rand(len(rows)) * 3

@@ -8,7 +8,7 @@ from dinfer.engine.engine import Engine
 from dinfer.errors import RequestError
 from dinfer.request import Request, SamplingParams
 
-from ..conftest import FAMILIES, request, serve
+from ..conftest import FAMILIES, decoder_for, request, serve
 
 ANSWER = 11
 
@@ -17,7 +17,8 @@ def requests_of(engine: Engine) -> list[Request]:
     """Lengths around a block, and the whole context."""
     block = engine.facts.block_length or 32
     lengths = [0, 1, block - 1, block, block + 1, engine.facts.context - ANSWER]
-    params = SamplingParams(ANSWER, ignore_eos=True, decoder="threshold:threshold=0.5")
+    decoder = decoder_for(engine, "threshold:threshold=0.5")
+    params = SamplingParams(ANSWER, ignore_eos=True, decoder=decoder)
     return [
         request(str(length), [(7 * p + length) % 300 for p in range(length)], params)
         for length in sorted(set(lengths))

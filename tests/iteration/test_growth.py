@@ -10,7 +10,7 @@ from dinfer.errors import RequestError
 from dinfer.registry import build, names
 from dinfer.request import CanvasEvent, Output, SamplingParams, TextEvent
 
-from ..conftest import EOS, FAMILIES, allows, request, serve
+from ..conftest import EOS, FAMILIES, allows, decoder_for, request, serve
 
 SURE = 12.0
 """A logit among 15 tokens that gives a probability of 0.9999."""
@@ -74,8 +74,9 @@ def test_without_growth_it_is_blockwise(make_engine: Callable[..., Engine], fami
     attention is block-causal.
     """
     full = make_engine(family).facts.block_length is None
+    decoder = decoder_for(make_engine(family), "threshold:threshold=0.4")
     for spec, ignore in (("initial=0", False), ("initial=8", full)):
-        options = {"max_tokens": 30, "decoder": "threshold:threshold=0.4", "ignore_eos": ignore}
+        options = {"max_tokens": 30, "decoder": decoder, "ignore_eos": ignore}
         plain = run(make_engine(family), iteration="blockwise:length=8", **options)
         found = run(make_engine(family), iteration=f"daedal:length=8:{spec}", **options)
         assert found.token_ids == plain.token_ids
@@ -92,7 +93,7 @@ def test_under_every_cache(
     make_engine: Callable[..., Engine], family: str, cache: str, options: str
 ) -> None:
     """No row is read that never ran (it would be NaN); what runs all rows gives the same tokens."""
-    if not allows(make_engine(family), cache):
+    if not allows(make_engine(family), cache=cache):
         return
     spec = f"daedal:length=8:initial=9:by=4{options}"
 

@@ -12,7 +12,7 @@ from dinfer.registry import build
 from dinfer.request import CanvasEvent, Output, SamplingParams
 from dinfer.step import Part
 
-from ..conftest import EOS, FAMILIES, allows, request, serve
+from ..conftest import EOS, FAMILIES, allows, decoder_for, request, serve
 
 
 def run(engine: Engine, **options: object) -> Output:
@@ -82,7 +82,7 @@ def test_no_block_joins_behind_the_end(scripted: Callable[..., Engine]) -> None:
 def test_one_block_in_flight_is_blockwise(
     make_engine: Callable[..., Engine], family: str, decoder: str
 ) -> None:
-    options = {"max_tokens": 30, "decoder": decoder}
+    options = {"max_tokens": 30, "decoder": decoder_for(make_engine(family), decoder)}
     plain = run(make_engine(family), iteration="blockwise:length=8", **options)
     for spec in ("most=1", "add=1:ready=1"):
         found = run(make_engine(family), iteration=f"multiblock:length=8:{spec}", **options)
@@ -94,7 +94,7 @@ def test_one_block_in_flight_is_blockwise(
 @pytest.mark.parametrize("cache", ["block", "vicinity", "dkv", "interval"])
 def test_under_caches(make_engine: Callable[..., Engine], family: str, cache: str) -> None:
     """No row is read that never ran, and `block` gives the tokens of `none`."""
-    if not allows(make_engine(family), cache):
+    if not allows(make_engine(family), cache=cache):
         return
     aligned = "true" if family == "sdar" else "false"
     spec = f"multiblock:length=8:add=0.2:ready=0.5:sure=0.3:aligned={aligned}"

@@ -106,6 +106,12 @@ def sampling(
     )
 
 
+def head_of(weight: torch.Tensor) -> Linear:
+    head = Linear(weight.shape[1], weight.shape[0])
+    head.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return head
+
+
 def probabilities(logits: torch.Tensor) -> torch.Tensor:
     logits = logits.double().clone()
     logits[:, MASK] = -torch.inf
@@ -115,7 +121,7 @@ def probabilities(logits: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, GROUP, GROUP + 1, 200])
 def test_greedy_proposal(rows: int) -> None:
     torch.manual_seed(rows)
-    head = torch.nn.Linear(8, V, bias=False)
+    head = head_of(torch.randn(V, 8))
     hidden = torch.randn(rows, 8)
     with torch.no_grad():
         found = propose(hidden, head, MASK, {"entropy", "margin", "noise"}, sampling(rows))
@@ -138,7 +144,7 @@ def test_sampled_frequencies(temperature: float, top_p: float, top_k: int) -> No
     torch.manual_seed(1)
     rows = 20_000
     logits = torch.randn(1, V) * 2
-    head = torch.nn.Identity()
+    head = head_of(torch.eye(V))
     found = propose(
         logits.repeat(rows, 1), head, MASK, (), sampling(rows, temperature, top_p, top_k)
     )
@@ -165,8 +171,7 @@ def test_sampled_frequencies(temperature: float, top_p: float, top_k: int) -> No
 def test_forbidden_tokens_are_not_chosen_and_leave_the_confidence_alone() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     allowed = torch.tensor([[False, True, True, True]])
-    head = Linear(4, 4)
-    head.weight = torch.nn.Parameter(torch.eye(4), requires_grad=False)
+    head = head_of(torch.eye(4))
     for needs in (set(), {"entropy"}):
         found = propose(logits, head, 3, needs, sampling(1), Extras(allowed))
         check_forbidden(found)

@@ -5,6 +5,7 @@ import torch
 
 from dinfer.kernel import likeliest as module
 from dinfer.kernel.likeliest import likeliest
+from dinfer.kernel.propose import RowSampling, propose
 from dinfer.nn.linear import Linear
 
 V, MASK = 50, 17
@@ -33,6 +34,22 @@ def test_any_piece_gives_the_softmax(
     assert torch.equal(tokens, logits.masked_fill(~allowed, -torch.inf).argmax(dim=1))
     expected = logits.softmax(dim=1).gather(1, tokens[:, None]).squeeze(1)
     torch.testing.assert_close(probabilities.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("piece", [7, 17, 50])
+def test_a_probability_does_not_depend_on_what_else_is_asked(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, so that a request's batch mates cannot change its tokens."""
+    monkeypatch.setattr(module, "PIECE", piece)
+    head, hidden = head_of(1), torch.randn(70, 8)
+    some = torch.zeros(70, dtype=torch.int64)
+    sampling = RowSampling(True, some.float(), some + 1.0, some, some, some, some)
+    plain = propose(hidden, head, MASK, (), sampling)
+    for needs in ({"entropy"}, {"top"}, {"noise", "margin"}):
+        found = propose(hidden, head, MASK, needs, sampling)
+        assert torch.equal(found["tokens"], plain["tokens"])
+        assert torch.equal(found["confidence"], plain["confidence"])
 
 
 def test_of_equals_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,9 +264,12 @@ class Sequence:
 
     @property
     def _grows(self) -> bool:
-        """Whether a proposal for all that is undecided can be had of this step."""
+        """Whether the canvas may grow, and a proposal for all that is undecided can be had of this
+        step.
+        """
         assert self.plan is not None
-        return self._hook("grow") is not None and self.plan.holds(self.sources(self._behind()))
+        may = self._hook("grow") is not None and len(self.canvas) < self.canvas.ceiling
+        return may and self.plan.holds(self.sources(self._behind()))
 
     @property
     def asked(self) -> npt.NDArray[np.int64]:

@@ -3,9 +3,12 @@
 R rows, D hidden, V vocabulary. Online softmax (arXiv 1805.02867) over pieces of the vocabulary:
 a piece stays in the cache, and no matrix of the vocabulary's width is allocated, whose fresh pages
 cost a CPU more time than the arithmetic on them.
+
+Where all logits of a row are needed after all, `logits_of` and `normaliser` go through the same
+pieces, so that a row's probability is the same to the last bit whatever else is asked for.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -32,32 +35,11 @@ class Head(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Of a piece: the best logit and `sum exp(logit - best)`, the best one that may be chosen, and
-    its token, each [R].
-    """
-
-    best: Tensor
-    total: Tensor
-    chosen: Tensor
-    tokens: Tensor
-
-    def with_later(self, later: "_Found") -> "_Found":
-        """Of this piece and a later one together; of equals the earlier token stays."""
-        best = torch.maximum(self.best, later.best)
-        total = self.total * (self.best - best).exp() + later.total * (later.best - best).exp()
-        tokens = torch.where(later.chosen > self.chosen, later.tokens, self.tokens)
-        return _Found(best, total, torch.maximum(self.chosen, later.chosen), tokens)
-
-
 def likeliest(
     hidden_RD: Tensor, head: Head, mask_id: int | None, allowed_RV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [R] int64 and their probabilities [R] float32; the mask token, where there is
-    one, has none.
-
-    `allowed_RV` (bool) limits the choice and leaves the probabilities alone.
+    """Tokens [R] int64 and their probabilities [R] float32; the mask token, where there is one, has
+    none. `allowed_RV` (bool) limits the choice and leaves the probabilities alone.
     """
     parts = [
         _of_group(hidden_RD[start : start + GROUP], head, mask_id,
@@ -71,24 +53,55 @@ def likeliest(
 def _of_group(
     hidden_RD: Tensor, head: Head, mask_id: int | None, allowed_RV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    width = PIECE if hidden_RD.device.type == "cpu" else head.out_features
-    found: _Found | None = None
-    for start in range(0, head.out_features, width):
-        stop = min(start + width, head.out_features)
-        logits = head.columns(hidden_RD, start, stop).float()
-        # The least number and not infinity, which less itself is no number where a piece is the
-        # mask alone.
-        least = torch.finfo(logits.dtype).min
-        if mask_id is not None and start <= mask_id < stop:
-            logits[:, mask_id - start] = least
-        if allowed_RV is None:
-            chosen, tokens = logits.max(dim=1)
-            best = chosen
-        else:
-            chosen, tokens = logits.masked_fill(~allowed_RV[:, start:stop], least).max(dim=1)
-            best = logits.amax(dim=1)
-        total = logits.sub_(best[:, None]).exp_().sum(dim=1)
-        piece = _Found(best, total, chosen, tokens + start)
-        found = piece if found is None else found.with_later(piece)
-    assert found is not None
-    return found.tokens, (found.chosen - found.best).exp() / found.total
+    chosen = tokens = norm = None
+    for part in _pieces(head.out_features, hidden_RD.device):
+        logits = head.columns(hidden_RD, part.start, part.stop).float()
+        if mask_id is not None and part.start <= mask_id < part.stop:
+            logits[:, mask_id - part.start] = -torch.inf
+        out = None if allowed_RV is None else ~allowed_RV[:, part]
+        choice = logits if out is None else logits.masked_fill(out, -torch.inf)
+        top, ids = choice.max(dim=1)
+        norm = _joined(norm, _of_piece(logits))
+        later = torch.ones_like(ids, dtype=torch.bool) if chosen is None else top > chosen
+        tokens = ids + part.start if tokens is None else torch.where(later, ids + part.start, tokens)
+        chosen = top if chosen is None else torch.maximum(chosen, top)
+    assert chosen is not None and tokens is not None and norm is not None
+    return tokens, (chosen - norm[0]).exp() / norm[1]
+
+
+def logits_of(hidden_RD: Tensor, head: Head) -> Tensor:
+    """All logits [R, V], float32."""
+    parts = _pieces(head.out_features, hidden_RD.device)
+    return torch.cat([head.columns(hidden_RD, x.start, x.stop).float() for x in parts], dim=1)
+
+
+def normaliser(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Best logit and `sum exp(logit - best)` of each row, [R]: the probability of a token is
+    `exp(logit - best) / sum`.
+    """
+    norm = None
+    for part in _pieces(logits_RV.shape[1], logits_RV.device):
+        norm = _joined(norm, _of_piece(logits_RV[:, part]))
+    assert norm is not None
+    return norm
+
+
+def _pieces(vocab: int, device: torch.device) -> Iterator[slice]:
+    width = PIECE if device.type == "cpu" else vocab
+    return (slice(start, min(start + width, vocab)) for start in range(0, vocab, width))
+
+
+def _of_piece(logits_RC: Tensor) -> tuple[Tensor, Tensor]:
+    # Infinity less itself is no number, where a piece is the mask alone.
+    best = logits_RC.amax(dim=1).clamp_min(torch.finfo(logits_RC.dtype).min)
+    return best, (logits_RC - best[:, None]).exp_().sum(dim=1)
+
+
+def _joined(
+    norm: tuple[Tensor, Tensor] | None, later: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Of the pieces so far and one more."""
+    if norm is None:
+        return later
+    best = torch.maximum(norm[0], later[0])
+    return best, norm[1] * (norm[0] - best).exp() + later[1] * (later[0] - best).exp()

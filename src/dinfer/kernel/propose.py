@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dinfer.kernel.likeliest import Head, likeliest
+from dinfer.kernel.likeliest import Head, likeliest, logits_of, normaliser
 from dinfer.kernel.noise import random_tokens, uniform
 from dinfer.step import TOP
 
@@ -98,7 +98,7 @@ def propose(
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
         allowed = None if extras.allowed_RV is None else extras.allowed_RV[rows]
-        logits = head(hidden_RD[rows]).float()
+        logits = logits_of(hidden_RD[rows], head)
         if extras.guidance is not None:
             _guide(logits, head, extras.guidance, start)
         some = sampling.part(rows)
@@ -120,7 +120,7 @@ def kept(hidden_RD: Tensor, head: Head, mask_id: int | None, held_R: Tensor) -> 
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
-        logits = head(hidden_RD[rows]).float()
+        logits = logits_of(hidden_RD[rows], head)
         if mask_id is not None:
             logits[:, mask_id] = -torch.inf
         parts.append(_probability(logits, held_R[rows]))
@@ -132,7 +132,7 @@ def _guide(logits_RV: Tensor, head: Head, guidance: Guidance, start: int) -> Non
     part = slice(*guidance.rows.searchsorted((start, start + len(logits_RV))))
     if part.start < part.stop:
         rows = torch.from_numpy(guidance.rows[part] - start).to(logits_RV.device)
-        without = head(guidance.hidden_GD[part]).float()
+        without = logits_of(guidance.hidden_GD[part], head)
         scale = 1 + guidance.scale_G[part, None]
         logits_RV[rows] = without + scale * (logits_RV[rows] - without)
 
@@ -140,14 +140,14 @@ def _guide(logits_RV: Tensor, head: Head, guidance: Guidance, start: int) -> Non
 def _one_group(
     logits: Tensor, needs: frozenset[str], sampling: RowSampling, allowed: Tensor | None
 ) -> dict[str, Tensor]:
-    total = logits.logsumexp(dim=1)
+    most, total = normaliser(logits)
     choice = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
     if sampling.greedy:
         best, tokens = choice.max(dim=1)
     else:
         tokens = sample(choice, sampling)
         best = logits.gather(1, tokens[:, None]).squeeze(1)
-    found = {"tokens": tokens, "confidence": (best - total).exp()}
+    found = {"tokens": tokens, "confidence": (best - most).exp() / total}
     if "entropy" in needs:
         found["entropy"] = _entropy(logits)
     if "margin" in needs:
@@ -158,9 +158,9 @@ def _one_group(
         left = narrowed(choice, sampling)
         found |= {name: FILTERED[name](left, tokens) for name in needs & FILTERED.keys()}
     if "top" in needs:
-        most = min(TOP, logits.shape[1])
-        found["top_tokens"] = choice.topk(most, dim=1).indices
-        found["top_probs"] = (logits.gather(1, found["top_tokens"]) - total[:, None]).exp()
+        found["top_tokens"] = choice.topk(min(TOP, logits.shape[1]), dim=1).indices
+        above = logits.gather(1, found["top_tokens"]) - most[:, None]
+        found["top_probs"] = above.exp() / total[:, None]
     if "noise" in needs:
         found["noise"] = _noise(sampling)
     if "random" in needs:
