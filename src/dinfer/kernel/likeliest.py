@@ -63,7 +63,9 @@ def _of_group(
         top, ids = choice.max(dim=1)
         norm = _joined(norm, _of_piece(logits))
         later = torch.ones_like(ids, dtype=torch.bool) if chosen is None else top > chosen
-        tokens = ids + part.start if tokens is None else torch.where(later, ids + part.start, tokens)
+        tokens = (
+            ids + part.start if tokens is None else torch.where(later, ids + part.start, tokens)
+        )
         chosen = top if chosen is None else torch.maximum(chosen, top)
     assert chosen is not None and tokens is not None and norm is not None
     return tokens, (chosen - norm[0]).exp() / norm[1]
