@@ -36,9 +36,10 @@ class Served:
             words, stderr=subprocess.PIPE, text=True, env=os.environ | environment
         )
         assert self.process.stderr is not None
-        first = self.process.stderr.readline()
+        # Lines of the log, which are JSON, may come before.
+        first = next(line for line in self.process.stderr if not line.startswith("{"))
         found = START.fullmatch(first)
-        assert found, first + self.process.stderr.read()
+        assert found, first
         self.url = found[1]
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
