@@ -19,7 +19,7 @@ from dinfer.engine.proposals import commits
 from dinfer.engine.sequence import Sequence
 from dinfer.errors import RequestError
 from dinfer.nn.linear import GroupedLinear
-from dinfer.nn.quantised import CodedGroupedLinear, CodedLinear
+from dinfer.nn.quantised import CodedGroupedLinear, CodedHead, CodedLinear
 from dinfer.nn.transformer import Transformer
 from dinfer.request import Request, SamplingParams
 from dinfer.step import PAGE, StepPlan, Window, WindowState
@@ -39,7 +39,7 @@ def work_of(model: Transformer, rows: int, context: int, sequences: int) -> Work
     each row chooses evenly among all.
     """
     shape = model.shape
-    weights: float = sum(p.nbytes for p in (*model.norm.parameters(), *model.head.parameters()))
+    weights: float = _held(model.norm)[0] + _held(model.head)[0]
     active: float = shape.vocab * shape.hidden
     for layer in model.layers.modules():
         read, elements = _held(layer)
@@ -62,7 +62,7 @@ def _held(layer: nn.Module) -> tuple[float, float]:
     """Bytes and number of the weights that lie in a module itself, not in its parts."""
     own = list(layer.parameters(recurse=False))
     read, elements = sum(p.nbytes for p in own), sum(p.numel() for p in own)
-    if isinstance(layer, CodedLinear | CodedGroupedLinear):
+    if isinstance(layer, CodedLinear | CodedGroupedLinear | CodedHead):
         return read + layer.bytes, elements + math.prod(layer.shape)
     return read, elements
 

@@ -4,7 +4,7 @@ The rows of a weight are quantised one by one, so the pieces of a fused weight c
 they come from the file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Protocol
 
 import torch
@@ -98,8 +98,11 @@ class _Coded(nn.Module):
         codes, scales = self.codes, self.scales
         assert codes is not None and scales is not None, "sealed"
         self.codes, self.scales = None, None
-        many = zip(codes, scales, strict=True) if len(self.shape) == 3 else [(codes, scales)]
-        self.products = [self.scheme.product(*each) for each in many]
+        self.products = [self.scheme.product(*each) for each in self._parts(codes, scales)]
+
+    def _parts(self, codes: Tensor, scales: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """What has a product of its own: all of it."""
+        return [(codes, scales)]
 
 
 class CodedLinear(_Coded):
@@ -122,13 +125,8 @@ class CodedHead(_Coded):
         super().__init__(scheme, out, size)
         self.out_features = out
 
-    def seal(self) -> None:
-        """Lays the pieces out for use, one after the other."""
-        codes, scales = self.codes, self.scales
-        assert codes is not None and scales is not None, "sealed"
-        self.codes, self.scales = None, None
-        pieces = zip(torch.split(codes, PIECE), torch.split(scales, PIECE), strict=True)
-        self.products = [self.scheme.product(*each) for each in pieces]
+    def _parts(self, codes: Tensor, scales: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        return zip(torch.split(codes, PIECE), torch.split(scales, PIECE), strict=True)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.columns(x_TD, 0, self.out_features)
@@ -146,6 +144,9 @@ class CodedGroupedLinear(_Coded):
     def __init__(self, scheme: Scheme, count: int, size: int, out: int) -> None:
         super().__init__(scheme, count, out, size)
         self.count = count
+
+    def _parts(self, codes: Tensor, scales: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        return zip(codes, scales, strict=True)
 
     def forward(self, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         parts = [self.products[expert](x_SD[rows]) for expert, rows in active(counts_E)]
