@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from dinfer.engine.load import Loaded, blank, family_of, load, resolve_device, resolve_dtype
 from dinfer.engine.weights import Pieces, fill, places, row_ranges
-from dinfer.errors import DinferError
+from dinfer.errors import DinferError, RequestError
 from dinfer.model import llada
 from dinfer.nn import quantised
 from dinfer.nn.weights import official
@@ -160,12 +160,20 @@ def _drawn(shape: tuple[int, ...]) -> Pieces:
             yield rows, torch.empty(rows.stop - rows.start, *shape[1:]).uniform_(-spread, spread)
 
 
-def open_any(name: str, dtype: str, device: str, quant: str | None = None) -> Loaded:
+def open_any(
+    name: str,
+    dtype: str,
+    device: str,
+    quant: str | None = None,
+    facts: dict[str, Any] | None = None,
+) -> Loaded:
     """A named shape, or what `load` takes."""
     if name in SHAPES or name in MIXTURES:
+        if facts:
+            raise RequestError(f"Facts of the shape {name!r} cannot be overridden; use a model.")
         return random_model(name, dtype, device, quant=quant)
     try:
-        return load(name, dtype, device, quant=quant)
+        return load(name, dtype, device, facts, quant)
     except DinferError as error:
         raise type(error)(
             f"{error} Shapes with random weights: {', '.join([*SHAPES, *MIXTURES])}."

@@ -24,6 +24,9 @@ from dinfer.nn.transformer import Transformer
 from dinfer.request import Request, SamplingParams
 from dinfer.step import PAGE, StepPlan, Window, WindowState
 
+WARM_UP = 3
+"""Steps that are run and not measured."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -121,7 +124,7 @@ def batch_of(engine: Engine, rows: int, context: int, sequences: int) -> list[Se
 
 @torch.inference_mode()
 def measure_step(
-    loaded: Loaded, rows: int, context: int, sequences: int, repeats: int, warmup: int = 3
+    loaded: Loaded, rows: int, context: int, sequences: int, repeats: int, compiled: bool = False
 ) -> Step:
     """Times forward, head, proposal and the decoder's choice, as the engine runs them."""
     if rows + context > loaded.facts.context:
@@ -130,14 +133,15 @@ def measure_step(
             f" the context of this model is {loaded.facts.context}."
         )
     pages = sequences * -(-(rows + context) // PAGE)
-    engine = Engine(loaded.model, loaded.facts, loaded.tokenizer, Limits(sequences, pages=pages))
+    limits = Limits(sequences, pages=pages)
+    engine = Engine(loaded.model, loaded.facts, loaded.tokenizer, limits, compiled)
     batch = batch_of(engine, rows, context, sequences)
     weight = loaded.model.embedding.weight
 
     def step() -> None:
         commits(batch, engine.runner.forward(batch), loaded.model, loaded.facts.mask_id)
 
-    for _ in range(warmup):
+    for _ in range(WARM_UP):
         step()
     times = [1000 * seconds_of(step, weight.device) for _ in range(repeats)]
     work = work_of(loaded.model, rows, context, sequences)

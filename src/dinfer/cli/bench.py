@@ -65,13 +65,16 @@ class Weights:
     model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = o.DEFAULT_MODEL
     dtype: o.Dtype = "auto"
     device: o.Device = "auto"
+    fact: o.Fact = None
     quant: o.Quant = None
+    compiled: o.Compiled = False
 
     def open(self) -> "Loaded":
         """The model, with random weights where the name is that of a shape."""
         from dinfer.bench.shape import open_any
 
-        return open_any(self.model, self.dtype, self.device, self.quant)
+        facts = o.read_facts(self.fact)
+        return open_any(self.model, self.dtype, self.device, self.quant, facts)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -96,7 +99,7 @@ def step(
 
     settings = report.begin()
     loaded = weights.open()
-    measured = measure_step(loaded, rows, context, sequences, repeats).as_dict()
+    measured = measure_step(loaded, rows, context, sequences, repeats, weights.compiled).as_dict()
     report.show({"model": weights.model, **model_figures(loaded), **measured, **settings})
 
 
@@ -119,7 +122,7 @@ def growth(
 
     settings = report.begin()
     wanted = _numbers("--lengths", lengths)
-    llm = LLM(weights.open(), max_sequences=1)
+    llm = LLM(weights.open(), max_sequences=1, compiled=weights.compiled)
     prompt = [5 + p % 50 for p in range(32)]
 
     def cost(length: int) -> float:
