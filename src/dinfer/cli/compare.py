@@ -151,7 +151,8 @@ def tune(
         typer.echo(json.dumps({**choice.specs(), "found": asdict(found), "plain": asdict(plain)}))
         return
     _table([plain, found], [])
-    typer.echo(" ".join(f"--{name} {spec}" for name, spec in choice.specs().items()))
+    chosen = " ".join(f"--{name} {spec}" for name, spec in choice.specs().items())
+    typer.echo(chosen or "The recommended strategies.")
 
 
 def _write(folder: Path, specs: dict[str, str]) -> None:

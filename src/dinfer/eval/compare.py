@@ -213,13 +213,15 @@ def tune(
     facts = meter.llm.facts
     block = facts.block_length
     caches = ["block"] if block else ["vicinity:left=16:right=16", "dual", "prefix", "none"]
+    caches.append("vicinity:left=0:right=0:reopen=false")
     lengths = [n for n in (8, 16, 32) if not block or block % n == 0]
     windows = [f"blockwise:length={n}:aligned={'true' if block else 'false'}" for n in lengths]
     windows += [] if block else ["pruned", "pruned:length=32:ahead=1"]
     plain = Choice(PLAIN, "block" if block else "none")
     best = meter.measure(plain)
     goal = (best.accuracy or 0.0) - max_loss
-    tried = [best]
+    tried = [best, meter.measure(Choice())]  # the model's own recommendation is one of them
+    say(tried[-1])
     for stage, options in (("decoder", CANDIDATES), ("cache", caches), ("iteration", windows)):
         for spec in options:
             row = meter.measure(replace(best.choice, **{stage: spec}))
