@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,14 +22,29 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: dinfer train tiny-sdar --out runs/tiny-sdar")(train)
 
 
+@dataclass(frozen=True)
+class Problems:
+    """Which problems are asked. Raises UnknownName for a task or split that there is not."""
+
+    task: Annotated[str, typer.Option(help="math or brief.")] = "math"
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test"
+    num: Annotated[int, typer.Option(min=1, help="Problems.")] = 500
+    max_tokens: o.MaxTokens = 160
+
+    def __post_init__(self) -> None:
+        from dinfer.train.corpus import SPLITS, TASKS
+
+        for kind, known in (("task", TASKS), ("split", SPLITS)):
+            given = getattr(self, kind)
+            if given not in known:
+                raise UnknownName(f"Unknown {kind} {given!r}.{near(given, list(known))}")
+
+
 @o.grouped
 def evaluate(
     opening: o.Opening,
     sampling: o.Sampling,
-    task: Annotated[str, typer.Option(help="math or brief.")] = "math",
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
-    num: Annotated[int, typer.Option(min=1, help="Problems.")] = 500,
-    max_tokens: o.MaxTokens = 160,
+    problems: Problems,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 32,
     single: Annotated[
         int, typer.Option(min=0, help="Also time this many problems one at a time.")
@@ -37,12 +53,9 @@ def evaluate(
 ) -> None:
     """Accuracy and cost on held-out problems of a bundled task."""
     from dinfer.eval.tasks import evaluate as run
-    from dinfer.train.corpus import SPLITS, TASKS
 
-    for kind, given, known in (("task", task, TASKS), ("split", split, SPLITS)):
-        if given not in known:
-            raise UnknownName(f"Unknown {kind} {given!r}.{near(given, list(known))}")
-    params = sampling.params(max_tokens=max_tokens)
+    task, split, num = problems.task, problems.split, problems.num
+    params = sampling.params(max_tokens=problems.max_tokens)
     llm = opening.open(max_sequences=concurrency)
     with _progress(wanted=not as_json) as progress:
         bar = progress.add_task(f"{task} {split}", total=num)

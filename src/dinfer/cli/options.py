@@ -97,7 +97,7 @@ class Server:
         str | None, typer.Option(envvar="DINFER_API_KEY", help="The server's key, if it has any.")
     ] = None
 
-    def model(self, context: typer.Context, opening: Opening) -> str | None:
+    def asked(self, context: typer.Context, opening: Opening) -> str | None:
         """The model to ask for: what the user gave, or None, the first that the server has."""
         source = context.get_parameter_source("model")
         return opening.model if source is not None and source.name != "DEFAULT" else None

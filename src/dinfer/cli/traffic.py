@@ -27,8 +27,29 @@ def add_to(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is asked."""
+class Target(o.Opening, o.Server):
+    """What takes the requests: a model in this process, or a server."""
+
+    def run(
+        self, context: typer.Context, at_once: int, **limits: Any
+    ) -> "tuple[Run, dict[str, Any]]":
+        """The way to it, and what to print of it."""
+        from dinfer.bench.traffic import in_process, over
+
+        if self.server is None:
+            llm = self.open(max_sequences=at_once, **limits)
+            return partial(in_process, llm), {"model": self.model, **model_figures(llm.loaded)}
+        name = self.asked(context, self)
+
+        def send(ask: "Ask") -> Iterable[TextEvent]:
+            return self.send(name, [{"role": "user", "content": str(ask.prompt)}], ask.params)
+
+        return partial(over, send), {"server": self.server, "model": name}
+
+
+@dataclass(frozen=True)
+class Work(o.Sampling):
+    """What is asked, and how it is to be answered."""
 
     task: Task = "math"
     num: Num = 64
@@ -40,18 +61,22 @@ class Work:
 
         return [prompt_of(example) for example in islice(draws(self.task, "test", 0), self.num)]
 
-    def asks(self, params: SamplingParams) -> "list[Ask]":
-        """All answered alike."""
+    def wanted(self) -> SamplingParams:
+        """How all are answered."""
+        own = vars(self).keys() - {"task", "num"}
+        return SamplingParams(**{name: getattr(self, name) for name in own})
+
+    def asks(self) -> "list[Ask]":
+        """All of them."""
         from dinfer.bench.traffic import Ask
 
+        params = self.wanted()
         return [Ask(text, params) for text in self.texts()]
 
 
 @o.grouped
 def latency(
-    opening: o.Opening,
-    sampling: o.Sampling,
-    server: o.Server,
+    target: Target,
     work: Work,
     report: Report,
     context: typer.Context,
@@ -60,17 +85,14 @@ def latency(
     """Requests one at a time."""
     from dinfer.bench.traffic import Load
 
-    params = sampling.params(max_tokens=work.max_tokens)
-    settings = report.begin()
-    run, head = _run(opening, server, context, 1)
-    report.show({**head, **_measured(run, work.asks(params), Load(), repeats), **settings})
+    asks, settings = work.asks(), report.begin()
+    run, head = target.run(context, 1)
+    report.show({**head, **_measured(run, asks, Load(), repeats), **settings})
 
 
 @o.grouped
 def throughput(
-    opening: o.Opening,
-    sampling: o.Sampling,
-    server: o.Server,
+    target: Target,
     work: Work,
     report: Report,
     context: typer.Context,
@@ -83,19 +105,15 @@ def throughput(
     """Many requests at once, or arriving at random."""
     from dinfer.bench.traffic import Load
 
-    params = sampling.params(max_tokens=work.max_tokens)
-    settings = report.begin()
-    run, head = _run(opening, server, context, concurrency)
-    load = Load(concurrency, rate, sampling.seed)
-    found = _measured(run, work.asks(params), load, repeats)
+    asks, settings = work.asks(), report.begin()
+    run, head = target.run(context, concurrency)
+    found = _measured(run, asks, Load(concurrency, rate, work.seed), repeats)
     report.show({**head, "concurrency": concurrency, "rate": rate, **found, **settings})
 
 
 @o.grouped
 def fairness(
-    opening: o.Opening,
-    sampling: o.Sampling,
-    server: o.Server,
+    target: Target,
     work: Work,
     report: Report,
     context: typer.Context,
@@ -111,29 +129,10 @@ def fairness(
     """
     from dinfer.bench.fairness import mixed, rounds
 
-    params = sampling.params(max_tokens=work.max_tokens)
-    settings = report.begin()
-    run, head = _run(opening, server, context, concurrency, max_rows=max_rows)
-    asks = mixed(work.texts(), params, long_tokens)
+    asks, settings = mixed(work.texts(), work.wanted(), long_tokens), report.begin()
+    run, head = target.run(context, concurrency, max_rows=max_rows)
     found = rounds(run, asks, concurrency, repeats).figures()
     report.show({**head, "concurrency": concurrency, **found, **settings})
-
-
-def _run(
-    opening: o.Opening, server: o.Server, context: typer.Context, at_once: int, **limits: Any
-) -> "tuple[Run, dict[str, Any]]":
-    """What takes the requests, and what to print of it."""
-    from dinfer.bench.traffic import in_process, over
-
-    if server.server is None:
-        llm = opening.open(max_sequences=at_once, **limits)
-        return partial(in_process, llm), {"model": opening.model, **model_figures(llm.loaded)}
-    model = server.model(context, opening)
-
-    def send(ask: "Ask") -> Iterable[TextEvent]:
-        return server.send(model, [{"role": "user", "content": str(ask.prompt)}], ask.params)
-
-    return partial(over, send), {"server": server.server, "model": model}
 
 
 def _measured(run: "Run", asks: "list[Ask]", load: "Load", repeats: int) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def chat(
         llm.prompts.chat([*messages, {"role": "user", "content": ""}])  # refused now, not later
         answers: Answers = partial(_answer, llm, params)
     else:
-        answers = partial(server.send, server.model(context, opening), params=params)
+        answers = partial(server.send, server.asked(context, opening), params=params)
     while line := _ask():
         messages.append({"role": "user", "content": line})
         answer = ""
