@@ -43,6 +43,28 @@ def test_the_next_turn_of_a_chat_finds_the_answer_too(make_engine: Callable[...,
     assert warm.token_ids == cold.token_ids
 
 
+def test_a_short_beginning_is_copied_into_a_run(make_engine: Callable[..., Engine]) -> None:
+    """One known page before a long answer: what every step reads lies in one run. Three known pages
+    before a short one are shared. Both give the tokens of an engine without memory.
+    """
+    engine = make_engine("sdar")
+    for prompt, count, copied in (([7] * 33, 90, True), ([8] * 99, 9, False)):
+        params = SamplingParams(max_tokens=count, ignore_eos=True)
+        one(engine, prompt)
+        engine.add(request("again", prompt, params))
+        engine.step()
+        (sequence,) = engine.scheduler.running
+        assert sequence.stats.reused == len(prompt) // PAGE * PAGE
+        assert engine.pool.prefixes is not None
+        assert (sequence.pages[0] not in engine.pool.prefixes.pages) == copied
+        assert sequence.places[0].in_one_run or not copied
+        while engine.busy:
+            engine.step()
+        want = serve(make_engine("sdar"), [request("a", prompt, params)])["a"]
+        assert sequence.canvas.tokens[len(prompt) :][:count].tolist() == want.token_ids
+        assert engine.pool.free == engine.pool.pages
+
+
 @pytest.mark.parametrize("options", [{"cache": "none"}, {"cache": "dual"}, {"guidance": 1.0}])
 def test_only_final_rows_are_reused(
     make_engine: Callable[..., Engine], options: dict[str, object]

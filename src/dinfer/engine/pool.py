@@ -50,17 +50,33 @@ class Pool:
         """`count` pages, a contiguous run where there is one; None when there are not enough."""
         if self.free < count:
             return None
-        held = self.prefixes.pages if self.prefixes else set[int]()
-        free = [page for page in range(self.pages) if self._idle(page) and page not in held]
+        free = self._blank()
         while self.prefixes and len(free) < count:
             dropped = self.prefixes.forget(self._idle)
             if not dropped:
                 return None
             free = sorted([*free, *dropped])
-        chosen = next(
-            (free[i : i + count] for i in range(len(free) - count + 1) if _is_run(free, i, count)),
-            free[:count],
-        )
+        return self._hand_out(_run(free, count) or free[:count])
+
+    def take_run(self, count: int, known: list[int]) -> list[int] | None:
+        """`count` pages in a contiguous run, the first of which get what the `known` ones hold; None
+        when there is no such run of pages that hold nothing.
+        """
+        chosen = _run(self._blank(), count)
+        if chosen is None:
+            return None
+        self._hand_out(chosen)
+        for layer in self._layers:
+            pages = layer.view(2, self.pages, PAGE, *layer.shape[2:])
+            pages[:, chosen[: len(known)]] = pages[:, known]
+        return chosen
+
+    def _blank(self) -> list[int]:
+        """Pages that nobody holds and that hold nothing."""
+        held = self.prefixes.pages if self.prefixes else set[int]()
+        return [page for page in range(self.pages) if self._idle(page) and page not in held]
+
+    def _hand_out(self, chosen: list[int]) -> list[int]:
         for page in chosen:
             self._users[page] = 1
             for layer in self._layers if self.poison else ():
@@ -82,8 +98,14 @@ class Pool:
             self._users[page] -= 1
 
 
-def _is_run(free: list[int], start: int, count: int) -> bool:
-    return count == 0 or free[start + count - 1] - free[start] == count - 1
+def _run(free: list[int], count: int) -> list[int] | None:
+    """The first `count` of `free`, which rises, that follow one another."""
+    runs = (
+        free[i : i + count]
+        for i in range(len(free) - count + 1)
+        if count == 0 or free[i + count - 1] - free[i] == count - 1
+    )
+    return next(runs, None)
 
 
 def page_bytes(shape: Shape, dtype: torch.dtype) -> int:

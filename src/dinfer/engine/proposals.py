@@ -149,7 +149,7 @@ def _found(
     mixing = [s.mix > 0 or model.conditioned for s in batch]
     held = _held(batch, asked, device)
     found = propose(
-        hidden_TD[torch.from_numpy(np.concatenate(rows)).to(device)],
+        hidden_TD.index_select(0, torch.from_numpy(np.concatenate(rows)).to(device)),
         model.head,
         mask_id,
         frozenset[str]().union(*(s.needs for s in batch)),

@@ -44,11 +44,16 @@ class Scheduler:
         return batch
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Gives a sequence its pages: those that hold the beginning of its text, and fresh ones."""
-        prefixes = self.pool.prefixes
+        """Gives a sequence its pages: those that hold the beginning of its text, and fresh ones. A
+        short beginning is copied, since every step would gather what does not lie in one run.
+        """
+        prefixes, needed = self.pool.prefixes, sequence.pages_needed
         known = prefixes.find(sequence.opening) if prefixes and sequence.reuses else []
+        if 0 < len(known) <= needed / 2 and (pages := self.pool.take_run(needed, known)):
+            sequence.place(pages, len(known))
+            return True
         self.pool.share(known)  # before taking, which may drop what nobody uses
-        fresh = self.pool.take(sequence.pages_needed - len(known))
+        fresh = self.pool.take(needed - len(known))
         if fresh is None:
             self.pool.give_back(known)
             return False
