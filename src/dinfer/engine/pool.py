@@ -59,7 +59,7 @@ class Pool:
         return self._hand_out(_run(free, count) or free[:count])
 
     def take_run(self, count: int, known: list[int]) -> list[int] | None:
-        """`count` pages in a contiguous run, the first of which get what the `known` ones hold; None
+        """`count` pages in a run, of which the first get what the `known` ones hold; None
         when there is no such run of pages that hold nothing.
         """
         chosen = _run(self._blank(), count)
