@@ -116,7 +116,9 @@ class CodedLinear(_Coded):
     def forward(self, x_TD: Tensor) -> Tensor:
         # The size is said again for the compiler, which does not know that of packed weights.
         out = self.products[0](x_TD).view(-1, self.shape[0])
-        return out if self.bias is None else out + self.bias
+        # The bias first: torch's compiler takes `product + bias` for one that it packed itself, and
+        # asserts (PyTorch 2.13, is_linear_add_bias).
+        return out if self.bias is None else self.bias + out
 
 
 class CodedHead(_Coded):
