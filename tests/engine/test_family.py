@@ -63,7 +63,9 @@ def test_the_right_family_under_another_architecture(folder: str, tmp_path: Path
     assert tokens(model, folder, own(folder)) == tokens(str(GOLDEN / folder), folder)
 
 
-@pytest.mark.parametrize(("folder", "family"), [("dream", "fast_dllm_v2"), ("sdar_moe", "llada_moe")])
+@pytest.mark.parametrize(
+    ("folder", "family"), [("dream", "fast_dllm_v2"), ("sdar_moe", "llada_moe")]
+)
 def test_the_same_tensors_are_told_apart_whatever_the_architecture(
     folder: str, family: str, tmp_path: Path
 ) -> None:
@@ -80,7 +82,9 @@ def test_a_shape_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family() -> None:
-    with pytest.raises(UnknownName, match=r"family 'sdra'.*Did you mean 'sdar'\?.*Allowed: .*llada"):
+    with pytest.raises(
+        UnknownName, match=r"family 'sdra'.*Did you mean 'sdar'\?.*Allowed: .*llada"
+    ):
         load(str(GOLDEN / "sdar"), "float32", "cpu", family="sdra")
 
 
