@@ -188,7 +188,7 @@ def test_the_rate_of_reading(
     monkeypatch.setattr(options, "LARGE", 0)
     code, _, said = run(*words)
     # In the order in which it happens; a narrow terminal folds lines.
-    rate = r"weights read in \d+\.\d s \(\d+\.\d MB/s\) .* forwards"
+    rate = r"weights read in \d+\.\d s \(\d+\.\d+ MB/s\) .* forwards"
     assert code == 0 and re.search(rate, " ".join(said.split()))
 
 

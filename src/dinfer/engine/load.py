@@ -52,7 +52,7 @@ class Reading:
         """For people."""
         unit, name = (1e9, "GB") if self.bytes >= 1e9 else (1e6, "MB")
         size, rate = self.bytes / unit, self.rate / unit
-        return f"{size:.1f} {name} of weights read in {self.seconds:.1f} s ({rate:.1f} {name}/s)"
+        return f"{size:.2f} {name} of weights read in {self.seconds:.1f} s ({rate:.2f} {name}/s)"
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,10 @@ def choose_family(checkpoint: Checkpoint, asked: str | None = None) -> ModuleTyp
         given = _architecture(config)
         other = _architectures().get(given)
         of = "no known family" if other is None else f"the family {other!r}"
+        why = textwrap.shorten(str(error), 600, placeholder=" ...")  # thousands of tensors
         raise CheckpointError(
             f"The family {asked!r} was asked for and does not fit a checkpoint whose architecture"
-            f" {given or 'none'!r} is of {of}: {textwrap.shorten(str(error), 600, placeholder=' ...')}"
+            f" {given or 'none'!r} is of {of}: {why}"
         ) from error
     return family
 
@@ -265,8 +266,8 @@ def load(
     kind = resolve_dtype(dtype, config, place)
     tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
-    known = facts_of(module, checkpoint, facts or {}, ends)
     shape = module.shape(config)
+    known = facts_of(module, checkpoint, facts or {}, ends)
     model = blank(module, shape, kind, _quant(config, quant)).to_empty(device=place)
     if shape.tied:
         model.head.weight = model.embedding.weight
