@@ -118,19 +118,19 @@ def family_of(config: dict[str, Any]) -> ModuleType:
     given, known = _architecture(config), _architectures()
     if given not in known:
         raise CheckpointError(
-            f"config.json names the architecture {given or 'none'!r}, which is not supported; if it"
+            f"config.json names the architecture {given!r}, which is not supported; if it"
             " is a supported one under another name, say which family it is of."
-            f"{near(str(given), sorted(known))}"
+            f"{near(given, sorted(known))}"
         )
     return import_module(f"dinfer.model.{known[given]}")
 
 
-def _architecture(config: dict[str, Any]) -> str | None:
+def _architecture(config: dict[str, Any]) -> str:
     listed = config.get("architectures")
-    return str(listed[0]) if isinstance(listed, list) and listed else None
+    return str(listed[0]) if isinstance(listed, list) and listed else "none"
 
 
-def _architectures() -> dict[str | None, str]:
+def _architectures() -> dict[str, str]:
     """Architecture -> name of its family."""
     modules = {name: import_module(f"dinfer.model.{name}") for name in names("model")}
     return {given: name for name, module in modules.items() for given in module.ARCHITECTURES}
@@ -162,7 +162,7 @@ def choose_family(checkpoint: Checkpoint, asked: str | None = None) -> ModuleTyp
         why = textwrap.shorten(str(error), 600, placeholder=" ...")  # thousands of tensors
         raise CheckpointError(
             f"The family {asked!r} was asked for and does not fit a checkpoint whose architecture"
-            f" {given or 'none'!r} is of {of}: {why}"
+            f" {given!r} is of {of}: {why}"
         ) from error
     return family
 
