@@ -103,6 +103,7 @@ class Router(nn.Module):
 
 _numbers = itertools.count()
 _layers: weakref.WeakValueDictionary[int, "Experts"] = weakref.WeakValueDictionary()
+"""By the number that stands for a layer in a graph, which takes no modules."""
 
 
 @torch.library.custom_op("dinfer::mix", mutates_args=())
