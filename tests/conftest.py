@@ -48,6 +48,12 @@ def models() -> dict[str, Loaded]:
 
 
 @pytest.fixture
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of loaded models stay as they come, to be read or written over."""
+    monkeypatch.setattr("dinfer.engine.load.packs", lambda device, dtype: False)
+
+
+@pytest.fixture
 def make_engine(models: dict[str, Loaded]) -> Callable[..., Engine]:
     """An engine over a tiny model whose fresh pages are full of NaN."""
 

@@ -36,11 +36,23 @@ def register(kind: str, name: str) -> typing.Callable[[type[Any]], type[Any]]:
 
 def names(kind: str) -> list[str]:
     """All names of a kind (decoder, cache, iteration, or model), sorted; imports none of them."""
-    folder = Path(__file__).parent / kind
-    found = {module.name for module in pkgutil.iter_modules([str(folder)])}
     # Families are found by their architectures, in the folder alone.
     plugged = set(_plugged(kind)) if kind in KINDS else set()
-    return sorted(found | plugged | set(_registered.get(kind, {})))
+    return sorted(_files(kind) | plugged | set(_registered.get(kind, {})))
+
+
+@functools.cache
+def _files(kind: str) -> frozenset[str]:
+    """Names of the files in a kind's folder. Kept: each request asks for three strategies."""
+    folder = Path(__file__).parent / kind
+    return frozenset(module.name for module in pkgutil.iter_modules([str(folder)]))
+
+
+@functools.cache
+def _options(cls: type[Any]) -> dict[str, Any]:
+    """A strategy's options with their types."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
 @functools.cache
@@ -82,8 +94,7 @@ def build(kind: str, spec: str) -> Any:
     """
     name, *options = spec.split(":")
     cls = find(kind, name.strip())
-    fields = {field.name: field.type for field in dataclasses.fields(cls) if field.init}
-    hints = typing.get_type_hints(cls)
+    allowed = _options(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for option in options:
         key, sign, text = option.partition("=")
@@ -93,11 +104,11 @@ def build(kind: str, spec: str) -> Any:
                 f"In {spec!r}, {option!r} is no option; write option=value,"
                 f" for example {_example(cls)}."
             )
-        if key not in fields:
+        if key not in allowed:
             raise UnknownName(
-                f"Unknown option {key!r} of {kind} {name!r}.{near(key, list(fields))}"
+                f"Unknown option {key!r} of {kind} {name!r}.{near(key, list(allowed))}"
             )
-        values[key] = _value(f"{kind} {name!r}", key, text.strip(), hints[key])
+        values[key] = _value(f"{kind} {name!r}", key, text.strip(), allowed[key])
     return cls(**values)
 
 

@@ -122,6 +122,7 @@ def test_a_file_is_the_folder_it_was_made_of(family: str, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.usefixtures("plain_weights")
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0])
 @pytest.mark.parametrize("family", ["llada_gqa", "dream"])
 def test_stored_kinds(family: str, kind: Kind, tmp_path: Path) -> None:

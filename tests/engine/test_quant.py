@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dinfer import LLM, SamplingParams
-from dinfer.bench.shape import random_model, write_checkpoint
+from dinfer.bench.shape import write_checkpoint
 from dinfer.engine.load import Loaded, blank, load
 from dinfer.engine.quantise import quantise
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
@@ -57,6 +57,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return codes * scales[..., None]
 
 
+@pytest.mark.usefixtures("plain_weights")
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantised_models_compute_with_the_rounded_weights(family: str, quant: str) -> None:
@@ -79,12 +80,14 @@ def test_every_layer_is_quantised_and_nothing_else() -> None:
     assert model.layers[2].mlp.router.weight.dtype == torch.float32
 
 
+@pytest.mark.usefixtures("plain_weights")
 def test_the_head_stays_in_int4() -> None:
     """4 bits of it would cost too much quality."""
     model = loaded("llada", "int4:group=32").model
     assert torch.equal(model.head.weight, load(str(GOLDEN / "llada"), "float32").model.head.weight)
 
 
+@pytest.mark.usefixtures("plain_weights")
 @pytest.mark.parametrize("family", ["llada_moe", "llada2_moe"])
 def test_the_router_stays_in_float32_in_a_bfloat16_model(family: str) -> None:
     model = load(str(GOLDEN / family), "bfloat16", "cpu", golden_facts(family)).model
@@ -166,9 +169,9 @@ print(peak() - base)
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 def test_peak_memory_of_loading(quant: str, tmp_path: Path) -> None:
     """At most 1.15 times the quantised weights, what importing takes included (Linux)."""
-    random = random_model("0.7b", "bfloat16", "cpu")
-    write_checkpoint(random, tmp_path)
-    small = blank(llada, random.model.shape, torch.bfloat16, quant)
+    write_checkpoint("0.7b", "bfloat16", tmp_path)
+    shape = llada.shape(json.loads((tmp_path / "config.json").read_text()))
+    small = blank(llada, shape, torch.bfloat16, quant)
     size = sum(x.nbytes for x in (*small.parameters(), *small.buffers()))
     command = [sys.executable, "-c", MEASURE, str(tmp_path), quant]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,18 +1,21 @@
 """Models with random weights, by name: what a step costs at the sizes people run."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from dinfer.engine.load import Loaded, blank, family_of, load, resolve_device, resolve_dtype
+from dinfer.engine.load import Loaded, blank, empty, family_of, load, resolve_device, resolve_dtype
 from dinfer.engine.weights import Pieces, fill, places, row_ranges
 from dinfer.errors import DinferError, RequestError
 from dinfer.model import llada
 from dinfer.nn import quantised
+from dinfer.nn.quantised import Codes
 from dinfer.nn.weights import official
 
 
@@ -140,14 +143,19 @@ def random_model(
     family, place = family_of(config), resolve_device(device)
     shape = family.shape(config)
     kind = resolve_dtype(dtype, config, place)
-    model = blank(family, shape, kind, quant).to_empty(device=place)
-    torch.manual_seed(0)
-    for target in places(model, family.slots(shape)).values():
-        fill(target, _drawn(tuple(target.shape)))
+    model = empty(family, shape, kind, place, quant)
+    _draw(places(model, family.slots(shape)))
     quantised.seal(model)
     model.requires_grad_(False).eval()
     known = family.__name__.rpartition(".")[2]
     return Loaded(name, Path(), known, model, family.facts(config), None, None)
+
+
+def _draw(targets: Mapping[str, Tensor | Codes]) -> None:
+    """The same weights for the same shape, whatever they are stored in."""
+    torch.manual_seed(0)
+    for target in targets.values():
+        fill(target, _drawn(tuple(target.shape)))
 
 
 def _drawn(shape: tuple[int, ...]) -> Pieces:
@@ -182,11 +190,16 @@ def open_any(
         ) from error
 
 
-def write_checkpoint(loaded: Loaded, folder: Path, context: int = 4096) -> None:
-    """Writes a random model as a folder in the official form, for engines that read only that."""
-    config = config_of(SHAPES[loaded.name], context)
+def write_checkpoint(name: str, dtype: str, folder: Path, context: int = 4096) -> None:
+    """Writes a dense shape as a folder in the official form, with the weights of `random_model`,
+    for engines that read only that.
+    """
+    config = config_of(SHAPES[name], context)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    tensors = official(loaded.model, llada.slots(loaded.model.shape))
+    shape, cpu = llada.shape(config), torch.device("cpu")
+    model = blank(llada, shape, resolve_dtype(dtype, config, cpu)).to_empty(device=cpu)
+    _draw(places(model, llada.slots(shape)))
+    tensors = official(model, llada.slots(shape))
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         folder / "model.safetensors",

@@ -231,7 +231,8 @@ def _rival(stack: ExitStack, rivalry: Rivalry, loaded: "Loaded", canvas: "Canvas
     folder = loaded.folder
     if loaded.name in SHAPES:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        write_checkpoint(loaded, folder)
+        dtype = str(loaded.model.embedding.weight.dtype).removeprefix("torch.")
+        write_checkpoint(loaded.name, dtype, folder)
     return stack.enter_context(Original(rivalry.fast_dllm, rivalry.python, folder, loaded, canvas))
 
 

@@ -18,12 +18,19 @@ _attends: dict[int, Attend] = {}
 _numbers = itertools.count()
 
 
-@torch.library.custom_op("dinfer::attend", mutates_args=())
+# Declared by hand: what torch.library.custom_op wraps around a call costs as much as attention over
+# a few hundred positions.
+torch.library.define(
+    "dinfer::attend", "(Tensor q, Tensor k, Tensor v, int layer, int graph) -> Tensor"
+)
+
+
+@torch.library.impl("dinfer::attend", "default")
 def _attend(q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor, layer: int, graph: int) -> Tensor:
     return _attends[graph](layer, q_THd, k_TKd, v_TKd)
 
 
-@_attend.register_fake
+@torch.library.register_fake("dinfer::attend")  # type: ignore[untyped-decorator]
 def _(q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor, layer: int, graph: int) -> Tensor:
     return torch.empty_like(q_THd)
 

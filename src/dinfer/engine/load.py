@@ -6,6 +6,8 @@ import logging
 import os
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
@@ -21,6 +23,7 @@ from dinfer.engine.gguf import GGUF
 from dinfer.engine.weights import check, load_weights, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 from dinfer.nn import quantised
+from dinfer.nn.packed import Packed, packs
 from dinfer.nn.transformer import Shape, Transformer
 from dinfer.registry import build, names, near
 from dinfer.step import Facts
@@ -209,15 +212,38 @@ def blank(
     family: ModuleType, shape: Shape, dtype: torch.dtype, quant: str | None = None
 ) -> Transformer:
     """A model without memory (on the meta device); quant: spec of the scheme of its layers."""
+    # What must stay in float32 says so itself.
+    with torch.device("meta"), default_dtype(dtype):
+        model: Transformer = family.Model(shape)
+        if quant is not None:
+            quantised.prepare(model, build("quant", quant))
+    return model
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New tensors are of this type."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # what must stay in float32 says so itself
+    torch.set_default_dtype(dtype)
     try:
-        with torch.device("meta"):
-            model: Transformer = family.Model(shape)
-            if quant is not None:
-                quantised.prepare(model, build("quant", quant))
+        yield
     finally:
         torch.set_default_dtype(before)
+
+
+def empty(
+    family: ModuleType, shape: Shape, dtype: torch.dtype, device: torch.device, quant: str | None
+) -> Transformer:
+    """A model with room for its weights, to be filled and then sealed. Plain ones are laid out for
+    the device; what `quant` leaves plain is not, as a second copy of the head would be needed.
+    """
+    model = blank(family, shape, dtype, quant)
+    if quant is None and packs(device, dtype):
+        with torch.device("meta"), default_dtype(dtype):
+            quantised.prepare(model, Packed())
+    model = model.to_empty(device=device)
+    if shape.tied:
+        model.head.weight = model.embedding.weight
     return model
 
 
@@ -268,9 +294,7 @@ def load(
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
     shape = module.shape(config)
     known = facts_of(module, checkpoint, facts or {}, ends)
-    model = blank(module, shape, kind, _quant(config, quant)).to_empty(device=place)
-    if shape.tied:
-        model.head.weight = model.embedding.weight
+    model = empty(module, shape, kind, place, _quant(config, quant))
     read = _read(model, checkpoint, module)
     quantised.seal(model)
     model.requires_grad_(False).eval()

@@ -106,12 +106,17 @@ _layers: weakref.WeakValueDictionary[int, "Experts"] = weakref.WeakValueDictiona
 """By the number that stands for a layer in a graph, which takes no modules."""
 
 
-@torch.library.custom_op("dinfer::mix", mutates_args=())
+torch.library.define(
+    "dinfer::mix", "(Tensor x, Tensor weights, Tensor chosen, int layer) -> Tensor"
+)
+
+
+@torch.library.impl("dinfer::mix", "default")
 def _mix(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, number: int) -> Tensor:
     return _layers[number].mix_now(x_TD, weights_TK, chosen_TK)
 
 
-@_mix.register_fake
+@torch.library.register_fake("dinfer::mix")  # type: ignore[untyped-decorator]
 def _(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, number: int) -> Tensor:
     return torch.empty_like(x_TD)
 

@@ -1,4 +1,5 @@
-"""Linear layers whose weights are codes and scales. How they are made is a scheme's matter.
+"""Linear layers whose weights are stored in another form: mostly codes and scales. How they are
+made is a scheme's matter.
 
 The rows of a weight are quantised one by one, so the pieces of a fused weight can be written as
 they come from the file.
@@ -20,7 +21,7 @@ AT_ONCE = 1 << 20
 
 
 class Scheme(Protocol):
-    """A way to store weights in fewer bits; see `quant/`."""
+    """A way to store weights: in fewer bits (`quant/`), or laid out for a device (`packed.py`)."""
 
     head: ClassVar[bool]
     """Whether the head is stored so too; else it stays as it is."""
