@@ -190,6 +190,20 @@ def test_wrong_names_elsewhere(refused: Callable, tmp_path: Path) -> None:
 # Checkpoints: more of them in test_load.
 
 
+@pytest.mark.parametrize(
+    "command", [("generate", "abc", "-m"), ("chat", "-m"), ("serve",), ("info",), ("quantize",)]
+)
+def test_wrong_family(
+    command: tuple[str, ...], models: dict[str, str], refused: Callable, tmp_path: Path
+) -> None:
+    """A name that there is not, and that of a family whose checkpoint this is not."""
+    words = (*command, models["sdar"], *[str(tmp_path / "new")] * (command == ("quantize",)))
+    assert "Did you mean 'sdar'? Allowed: " in refused(*words, "--family", "sdra")
+    said = refused(*words, "--family", "stable_diffcoder")
+    assert "'sdar'" in said and "unexpected: model.layers.0.self_attn.k_norm.weight" in said
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", [("generate", "abc", "-m"), ("info",)])
 def test_damaged_checkpoint(command: tuple[str, ...], refused: Callable, tmp_path: Path) -> None:
     assert "no checkpoint: it holds no config.json" in refused(*command, str(tmp_path))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from dinfer import LLM, SamplingParams
-from dinfer.cli import main
+from dinfer.cli import main, options
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMANDS = [
@@ -162,6 +163,33 @@ def test_info_of_experts_and_of_fewer_bits(parsed: Callable) -> None:
     assert found["mixture"]["routing"]["groups"] == 4
     memory = found["weights_mib"]
     assert memory["int8"] < memory["bfloat16"] < memory["float32"]
+
+
+def test_the_family_of_an_unknown_architecture(
+    parsed: Callable, run: Callable, tmp_path: Path
+) -> None:
+    folder = with_tokenizer("sdar", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Mine"]}))
+    given = (str(folder), "--family", "sdar")
+    assert parsed("info", *given) == parsed("info", str(GOLDEN / "sdar")) | {"model": str(folder)}
+    found = parsed("generate", "abc", "--dtype", "float32", "-m", *given)
+    assert run("info", str(folder))[0] == 2
+    (folder / "config.json").write_text(json.dumps(config))
+    (out,) = LLM(str(folder), "float32", "cpu", kv_memory=0.01).generate("abc")
+    assert found["token_ids"] == out.token_ids
+
+
+def test_the_rate_of_reading(
+    models: dict[str, str], run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("generate", "abc", "-m", models["sdar"], "--max-tokens", "2")
+    assert "weights" not in run(*words)[2]
+    monkeypatch.setattr(options, "LARGE", 0)
+    code, _, said = run(*words)
+    # In the order in which it happens; a narrow terminal folds lines.
+    rate = r"weights read in \d+\.\d s \(\d+\.\d+ MB/s\) .* forwards"
+    assert code == 0 and re.search(rate, " ".join(said.split()))
 
 
 def test_quantize(models: dict[str, str], parsed: Callable, run: Callable, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_the_rate_of_reading_is_told(folder: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level("INFO", "dinfer"):
         read = load(str(folder), "float32", "cpu").read
     assert read and read.bytes == sum(x.nbytes for x in weights(folder).values())
-    assert read.rate == read.bytes / read.seconds and f"({read.rate / 1e6:.0f} MB/s)" in caplog.text
+    assert read.rate == read.bytes / read.seconds and f"({read.rate / 1e6:.2f} MB/s)" in caplog.text
 
 
 @pytest.mark.parametrize("shape", [(7,), (1,), (5, 4), (64, 3), (6, 2, 5), (1, 1)])

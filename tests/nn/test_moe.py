@@ -111,3 +111,18 @@ def test_the_router_runs_in_float32() -> None:
     weight[2, 0], weight[5, 0] = 1.0, 1.001
     layer.router.weight.data = weight
     assert layer.router(torch.ones(1, HIDDEN, dtype=torch.bfloat16))[1].item() == 5
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_in_a_graph_as_outside() -> None:
+    """One graph for any number of rows; each layer runs with its own weights."""
+    layers = [layer_of(ROUTINGS["grouped"], seed, shared=7) for seed in (1, 2)]
+
+    def both(x: Tensor) -> Tensor:
+        return layers[0](x) + layers[1](x)
+
+    # Traced as the engine does; what is left out is only the slow part, C++ code.
+    graph = torch.compile(both, dynamic=True, fullgraph=True, backend="aot_eager")
+    for rows in (5, 12, 33):
+        x = torch.randn(rows, HIDDEN)
+        torch.testing.assert_close(graph(x), both(x))

@@ -174,14 +174,16 @@ def open_any(
     device: str,
     quant: str | None = None,
     facts: dict[str, Any] | None = None,
+    family: str | None = None,
 ) -> Loaded:
     """A named shape, or what `load` takes."""
     if name in SHAPES or name in MIXTURES:
-        if facts:
-            raise RequestError(f"Facts of the shape {name!r} cannot be overridden; use a model.")
+        if facts or family:
+            said = "Family" if family else "Facts"
+            raise RequestError(f"{said} of the shape {name!r} cannot be overridden; use a model.")
         return random_model(name, dtype, device, quant=quant)
     try:
-        return load(name, dtype, device, facts, quant)
+        return load(name, dtype, device, facts, quant, family)
     except DinferError as error:
         raise type(error)(
             f"{error} Shapes with random weights: {', '.join([*SHAPES, *MIXTURES])}."

@@ -68,13 +68,14 @@ class Weights:
     fact: o.Fact = None
     quant: o.Quant = None
     compiled: o.Compiled = False
+    family: o.Family = None
 
     def open(self) -> "Loaded":
         """The model, with random weights where the name is that of a shape."""
         from dinfer.bench.shape import open_any
 
         facts = o.read_facts(self.fact)
-        return open_any(self.model, self.dtype, self.device, self.quant, facts)
+        return open_any(self.model, self.dtype, self.device, self.quant, facts, self.family)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -159,6 +160,7 @@ class Ours:
     dtype: o.Dtype = "auto"
     quant: o.Quant = None
     compiled: o.Compiled = False
+    family: o.Family = None
     concurrency: Annotated[int, typer.Option(min=1, help="Of ours, for throughput.")] = 32
 
     def open(self) -> "tuple[LLM, Loaded]":
@@ -166,8 +168,9 @@ class Ours:
         from dinfer.bench.shape import open_any
         from dinfer.engine.llm import LLM
 
-        plain = open_any(self.model, self.dtype, "cpu")
-        coded = open_any(self.model, self.dtype, "cpu", self.quant) if self.quant else plain
+        given = (self.model, self.dtype, "cpu")
+        plain = open_any(*given, family=self.family)
+        coded = open_any(*given, self.quant, family=self.family) if self.quant else plain
         return LLM(coded, max_sequences=self.concurrency, compiled=self.compiled), plain
 
 

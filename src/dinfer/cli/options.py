@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from rich.console import Console
 
 from dinfer.errors import RequestError
 from dinfer.request import SamplingParams, TextEvent
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dinfer.engine.llm import LLM
 
 DEFAULT_MODEL = "tiny-sdar"
+LARGE = 100_000_000
+"""Bytes of weights from which on it is told how quickly they were read."""
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Bundled name, folder, GGUF file, or Hugging Face id.")
@@ -39,6 +42,10 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Draw the canvas as i
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quant = Annotated[str | None, typer.Option(help="int8 or int4: layers in fewer bits.")]
+Family = Annotated[
+    str | None,
+    typer.Option(help="The family, where config.json names the architecture otherwise: llada, ..."),
+]
 MaxRows = Annotated[
     int | None,
     typer.Option(
@@ -61,6 +68,7 @@ class Loading:
     device: Device = "auto"
     compiled: Compiled = False
     quant: Quant = None
+    family: Family = None
 
 
 @dataclass(frozen=True)
@@ -74,15 +82,20 @@ class Opening(Loading):
         """The model; `limits` go to LLM."""
         from dinfer.engine.llm import LLM
 
-        return LLM(
+        llm = LLM(
             self.model,
             dtype=self.dtype,
             device=self.device,
             facts=read_facts(self.fact),
             compiled=self.compiled,
             quant=self.quant,
+            family=self.family,
             **limits,
         )
+        read = llm.loaded.read
+        if read and read.bytes >= LARGE:
+            Console(stderr=True).print(f"{self.model}: {read}", style="dim", highlight=False)
+        return llm
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,10 @@ def info(
     ],
     as_json: o.Json = False,
     fact: o.Fact = None,
+    family: o.Family = None,
 ) -> None:
     """Family, sizes, facts, recommended strategies and the memory that a request needs."""
-    found = describe(model, o.read_facts(fact))
+    found = describe(model, o.read_facts(fact), family)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -51,17 +52,21 @@ def info(
     Console().print(table)
 
 
-def describe(name: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts and sizes of a checkpoint from its config files alone; no weights are read."""
+def describe(name: str, facts: dict[str, Any], asked: str | None = None) -> dict[str, Any]:
+    """Facts and sizes of a checkpoint from its config files alone; no weights are read.
+
+    asked: a family, whatever the config says; its tensors' names and shapes are then checked.
+    """
     import torch
 
-    from dinfer.engine.load import DTYPES, blank, facts_of, family_of, open_checkpoint
+    from dinfer.engine.facts import facts_of
+    from dinfer.engine.load import DTYPES, blank, choose_family, open_checkpoint
     from dinfer.engine.pool import page_bytes
     from dinfer.step import PAGE
 
     checkpoint = open_checkpoint(name)
     config = checkpoint.json("config.json")
-    family = family_of(config)
+    family = choose_family(checkpoint, asked)
     shape = family.shape(config)
     tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()

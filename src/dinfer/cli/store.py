@@ -22,6 +22,7 @@ def quantize(
     scheme: Annotated[
         str, typer.Option("--scheme", help="int8, int4 or int4:group=N (32, 64, 128, 256).")
     ] = "int8",
+    family: o.Family = None,
     as_json: o.Json = False,
 ) -> None:
     """Writes a checkpoint with its layers' weights in fewer bits; such a folder loads quickly."""
@@ -29,7 +30,7 @@ def quantize(
 
     console = Console(stderr=True)
     start, total = time.perf_counter(), 0
-    for path, size in quantise(source, target, scheme):
+    for path, size in quantise(source, target, scheme, family):
         total += size
         if not as_json and console.is_terminal:
             console.print(f"{path.name}: {size / 2**20:.1f} MiB")

@@ -29,7 +29,8 @@ class Front:
     eos_ids, block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
     max_rows: most rows in a step; None = no more than keep a step short (BRISK_ROWS). compiled: run
     the body as one graph (`Graph`): faster steps for seconds to minutes at the first one. quant:
-    int8, int4 or int4:group=N stores the layers' weights in fewer bits. Raises DinferError with one
+    int8, int4 or int4:group=N stores the layers' weights in fewer bits. family: that of a model
+    whose architecture has a name of its own; see the folder `model`. Raises DinferError with one
     clear sentence for anything wrong.
     """
 
@@ -44,9 +45,10 @@ class Front:
         max_rows: int | None = 8192,
         compiled: bool = False,
         quant: str | None = None,
+        family: str | None = None,
     ) -> None:
         self.loaded = (
-            model if isinstance(model, Loaded) else load(model, dtype, device, facts, quant)
+            model if isinstance(model, Loaded) else load(model, dtype, device, facts, quant, family)
         )
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)

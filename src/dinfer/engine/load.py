@@ -2,11 +2,10 @@
 Never runs remote code.
 """
 
-import dataclasses
 import logging
 import os
+import textwrap
 import time
-import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from typing import Any
 import torch
 
 from dinfer.engine.checkpoint import Checkpoint, Folder
+from dinfer.engine.facts import facts_of
 from dinfer.engine.gguf import GGUF
-from dinfer.engine.weights import load_weights, places
+from dinfer.engine.weights import check, load_weights, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 from dinfer.nn import quantised
 from dinfer.nn.packed import Packed, packs
@@ -35,18 +35,6 @@ TEXTS = ["*.json", "*.jinja", "merges.txt"]
 WANTED = [*TEXTS, "*.safetensors"]
 _KINDS = "no bundled name, folder, GGUF file or hub id (owner/name)"
 log = logging.getLogger("dinfer")
-_WANTED = {
-    "mask_id": "a token id, a whole number, or null where there is no mask token",
-    "eos_ids": "a list of token ids",
-    "block_length": "a whole number of 1 or more, or null for full attention",
-    "context": "a whole number of 1 or more",
-    "iteration": "a spec string",
-    "cache": "a spec string",
-    "decoder": "a spec string",
-    "chat_only": "true or false",
-    "shift": "0 or 1",
-    "causal": "true or false",
-}
 
 
 @dataclass(frozen=True)
@@ -65,8 +53,9 @@ class Reading:
 
     def __str__(self) -> str:
         """For people."""
-        mib, rate = self.bytes / 2**20, self.rate / 1e6
-        return f"{mib:.1f} MiB of weights read in {self.seconds:.1f} s ({rate:.0f} MB/s)"
+        unit, name = (1e9, "GB") if self.bytes >= 1e9 else (1e6, "MB")
+        size, rate = self.bytes / unit, self.rate / unit
+        return f"{size:.2f} {name} of weights read in {self.seconds:.1f} s ({rate:.2f} {name}/s)"
 
 
 @dataclass(frozen=True)
@@ -129,65 +118,56 @@ def open_checkpoint(name: str) -> Checkpoint:
 
 def family_of(config: dict[str, Any]) -> ModuleType:
     """The family's module, by `architectures[0]`: two families share `model_type: llada`."""
-    listed = config.get("architectures")
-    given = str(listed[0]) if isinstance(listed, list) and listed else None
-    known: dict[str, ModuleType] = {}
-    for name in names("model"):
-        module = import_module(f"dinfer.model.{name}")
-        known |= dict.fromkeys(module.ARCHITECTURES, module)
+    given, known = _architecture(config), _architectures()
     if given not in known:
         raise CheckpointError(
-            f"config.json names the architecture {given or 'none'!r}, which is not supported."
-            f"{near(str(given), sorted(known))}"
+            f"config.json names the architecture {given!r}, which is not supported; if it"
+            " is a supported one under another name, say which family it is of."
+            f"{near(given, sorted(known))}"
         )
-    return known[given]
+    return import_module(f"dinfer.model.{known[given]}")
 
 
-def facts_of(
-    family: ModuleType,
-    checkpoint: Checkpoint,
-    overrides: dict[str, Any],
-    ends: frozenset[int] = frozenset(),
-) -> Facts:
-    """Facts from config.json, generation_config.json, dinfer.json (ours, optional), then
-    `overrides`. ends: ids that end an answer by the tokenizer and the chat template.
+def _architecture(config: dict[str, Any]) -> str:
+    listed = config.get("architectures")
+    return str(listed[0]) if isinstance(listed, list) and listed else "none"
+
+
+def _architectures() -> dict[str, str]:
+    """Architecture -> name of its family."""
+    modules = {name: import_module(f"dinfer.model.{name}") for name in names("model")}
+    return {given: name for name, module in modules.items() for given in module.ARCHITECTURES}
+
+
+def choose_family(checkpoint: Checkpoint, asked: str | None = None) -> ModuleType:
+    """The family called `asked`, or that of the architecture.
+
+    Raises UnknownName for a name that no family has, and CheckpointError, which names the first
+    key or tensors that do not fit, for a checkpoint that is of another family.
     """
-    facts: Facts = family.facts(checkpoint.json("config.json"))
-    generation = checkpoint.json("generation_config.json")
-    eos = generation.get("eos_token_id")
-    more = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    facts = dataclasses.replace(facts, eos_ids=facts.eos_ids.union(more, ends))
-    facts = family.tuned(facts, generation) if hasattr(family, "tuned") else facts
-    eos_ids = _fact("eos_ids", facts.eos_ids - {None})  # null is common where there is none
-    facts = dataclasses.replace(facts, mask_id=_fact("mask_id", facts.mask_id), eos_ids=eos_ids)
-    allowed = [field.name for field in dataclasses.fields(Facts)]
-    for source in (checkpoint.json("dinfer.json"), overrides):
-        for key, value in source.items():
-            if key not in allowed:
-                raise RequestError(f"Unknown fact {key!r}.{near(key, allowed)}")
-            facts = dataclasses.replace(facts, **{key: _fact(key, value)})
-    if "block_length" in overrides and "iteration" not in overrides and facts.block_length:
-        base = "" if facts.causal else ":aligned=true"
-        facts = dataclasses.replace(facts, iteration=f"blockwise:length={facts.block_length}{base}")
-    return facts
-
-
-def _fact(key: str, value: Any) -> Any:
-    """The value of a fact in its own type. Raises RequestError for another."""
-    hint = typing.get_type_hints(Facts)[key]
-    if hint == frozenset[int]:
-        fits = isinstance(value, list | tuple | set | frozenset)
-        fits = fits and all(type(t) is int and t >= 0 for t in value)
-        value = frozenset(value) if fits else value
-    else:
-        fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-    if key in ("block_length", "context") and isinstance(value, int):
-        fits = fits and value >= 1
-    if key == "shift":
-        fits = fits and value in (0, 1)
-    if not fits:
-        raise RequestError(f"The fact {key!r} is {value!r}; it must be {_WANTED[key]}.")
-    return value
+    config = checkpoint.json("config.json")
+    if asked is None:
+        return family_of(config)
+    if asked not in names("model"):
+        raise UnknownName(f"Unknown family {asked!r}.{near(asked, names('model'))}")
+    family = import_module(f"dinfer.model.{asked}")
+    stored, tensors = stored_quant(config), checkpoint.tensors(unused(family))
+    try:
+        shape = family.shape(config)
+        family.facts(config)
+        slots = checkpoint.slots(family, shape)
+        model = blank(family, shape, torch.float32, stored)
+        check(places(model, slots, coded=stored is not None), tensors)
+    except CheckpointError as error:
+        given = _architecture(config)
+        other = _architectures().get(given)
+        of = "no known family" if other is None else f"the family {other!r}"
+        why = textwrap.shorten(str(error), 600, placeholder=" ...")  # thousands of tensors
+        raise CheckpointError(
+            f"The family {asked!r} was asked for and does not fit a checkpoint whose architecture"
+            f" {given!r} is of {of}: {why}"
+        ) from error
+    return family
 
 
 def resolve_dtype(dtype: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
@@ -299,21 +279,23 @@ def load(
     device: str = "auto",
     facts: dict[str, Any] | None = None,
     quant: str | None = None,
+    family: str | None = None,
 ) -> Loaded:
     """Loads a model with its facts, tokenizer and chat template; quant: spec of a scheme to store
-    its layers in, one tensor after another. Raises DinferError with one clear sentence.
+    its layers in, one tensor after another; family: its name, whatever the architecture says.
+    Raises DinferError with one clear sentence.
     """
     checkpoint = open_checkpoint(name)
     config = checkpoint.json("config.json")
-    family = family_of(config)
+    module = choose_family(checkpoint, family)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, config, place)
     tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
-    known = facts_of(family, checkpoint, facts or {}, ends)
-    shape = family.shape(config)
-    model = empty(family, shape, kind, place, _quant(config, quant))
-    read = _read(model, checkpoint, family)
+    shape = module.shape(config)
+    known = facts_of(module, checkpoint, facts or {}, ends)
+    model = empty(module, shape, kind, place, _quant(config, quant))
+    read = _read(model, checkpoint, module)
     quantised.seal(model)
     model.requires_grad_(False).eval()
     if known.causal and known.block_length is None:
@@ -328,7 +310,7 @@ def load(
     return Loaded(
         name,
         checkpoint.path,
-        family.__name__.rpartition(".")[2],
+        module.__name__.rpartition(".")[2],
         model,
         known,
         tokenizer,

@@ -13,14 +13,16 @@ import torch
 from safetensors.torch import save_file
 
 from dinfer.engine.checkpoint import Folder
-from dinfer.engine.load import TEXTS, blank, family_of, locate, stored_quant, unused
+from dinfer.engine.load import TEXTS, blank, choose_family, locate, stored_quant, unused
 from dinfer.engine.shards import INDEX
 from dinfer.engine.weights import check, fill, places
 from dinfer.errors import RequestError
 from dinfer.nn.quantised import Codes
 
 
-def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int]]:
+def quantise(
+    source: str, target: Path, scheme: str, family: str | None = None
+) -> Iterator[tuple[Path, int]]:
     """Writes the checkpoint `source` to the folder `target` in the scheme of a spec string.
 
     Yields each file of weights when it is written, with its size in bytes; at most one of them is
@@ -38,10 +40,12 @@ def quantise(source: str, target: Path, scheme: str) -> Iterator[tuple[Path, int
         raise RequestError(f"{source!r} is quantised already; give the original checkpoint.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RequestError(f"{target} exists and is no empty folder; give another one.")
-    family = family_of(config)
-    shape = family.shape(config)
-    parts = places(blank(family, shape, torch.bfloat16, scheme), family.slots(shape))
-    tensors = checkpoint.tensors(unused(family))
+    module = choose_family(checkpoint, family)
+    if family is not None:
+        config = config | {"architectures": list(module.ARCHITECTURES[:1])}
+    shape = module.shape(config)
+    parts = places(blank(module, shape, torch.bfloat16, scheme), module.slots(shape))
+    tensors = checkpoint.tensors(unused(module))
     check(parts, tensors)
     target.mkdir(parents=True, exist_ok=True)
     table: dict[str, str] = {}

@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from dinfer.config import ids, whole
+from dinfer.config import ids, refuse, whole
 from dinfer.nn.layout import ATTENTION, MLP, NORMS, QKV_BIASES, shape_of, slots_of
 from dinfer.nn.transformer import Shape, Transformer
 from dinfer.nn.weights import Slot
@@ -20,7 +20,10 @@ def shape(config: dict[str, Any]) -> Shape:
 
 
 def facts(config: dict[str, Any]) -> Facts:
-    """The chat end token comes from generation_config.json or the tokenizer, not from here."""
+    """The chat end token comes from generation_config.json or the tokenizer, not from here. A block
+    size tells Fast-dLLM v2, which has the same tensors, from this family.
+    """
+    refuse(config, {"bd_size": None})
     return Facts(
         mask_id=config.get("mask_token_id", 151666),
         eos_ids=ids(config, "eos_token_id", 151643),

@@ -13,8 +13,10 @@ shape, slots = dream.shape, dream.slots
 
 
 def facts(config: dict[str, Any]) -> Facts:
-    """Blocks of `bd_size`, decoded in sub-blocks of 8; the mask id is no key of the config."""
-    block = whole(config, "bd_size", 32)
+    """Blocks of `bd_size`, decoded in sub-blocks of 8; the mask id is no key of the config. The
+    block size is needed: it alone tells a config from that of Dream, which has the same tensors.
+    """
+    block = whole(config, "bd_size")
     return Facts(
         mask_id=config.get("mask_token_id", 151665),
         eos_ids=ids(config, "eos_token_id", 151645),

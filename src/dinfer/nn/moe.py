@@ -3,6 +3,8 @@
 T rows, D hidden, E experts, K experts of a row, S = T * K rows sorted by expert.
 """
 
+import itertools
+import weakref
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,6 +101,26 @@ class Router(nn.Module):
         return self.routing(nn.functional.linear(x_TD.float(), self.weight), self.bias)
 
 
+_numbers = itertools.count()
+_layers: weakref.WeakValueDictionary[int, "Experts"] = weakref.WeakValueDictionary()
+"""By the number that stands for a layer in a graph, which takes no modules."""
+
+
+torch.library.define(
+    "dinfer::mix", "(Tensor x, Tensor weights, Tensor chosen, int layer) -> Tensor"
+)
+
+
+@torch.library.impl("dinfer::mix", "default")
+def _mix(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, number: int) -> Tensor:
+    return _layers[number].mix_now(x_TD, weights_TK, chosen_TK)
+
+
+@torch.library.register_fake("dinfer::mix")  # type: ignore[untyped-decorator]
+def _(x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, number: int) -> Tensor:
+    return torch.empty_like(x_TD)
+
+
 class Experts(nn.Module):
     """`sum over a row's experts of weight * expert(x)`.
 
@@ -107,12 +129,22 @@ class Experts(nn.Module):
 
     def __init__(self, size: int, mixture: Mixture) -> None:
         super().__init__()
+        self._number = next(_numbers)
+        _layers[self._number] = self
         self.activation = ACTIVATIONS[mixture.activation]
         self.gate_up = GroupedLinear(mixture.experts, size, 2 * mixture.intermediate)
         self.down = GroupedLinear(mixture.experts, mixture.intermediate, size)
 
     def mix(self, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         """Rows [T, D] through the experts that a router chose for them."""
+        if torch.compiler.is_compiling():
+            # Which experts have rows is known at each step alone: one opaque operation.
+            out: Tensor = torch.ops.dinfer.mix(x_TD, weights_TK, chosen_TK, self._number)
+            return out
+        return self.mix_now(x_TD, weights_TK, chosen_TK)
+
+    def mix_now(self, x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
+        """As `mix`, outside a graph."""
         order_S = chosen_TK.flatten().argsort(stable=True)
         counts_E = chosen_TK.flatten().bincount(minlength=self.gate_up.count)
         x_SD = x_TD[order_S // chosen_TK.shape[1]]
