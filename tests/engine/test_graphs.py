@@ -16,8 +16,9 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_compiled_steps_give_the_same_tokens(models: dict[str, Loaded]) -> None:
-    loaded = models["sdar"]
+@pytest.mark.parametrize("family", ["sdar", "dream"])  # dream: biases
+def test_compiled_steps_give_the_same_tokens(models: dict[str, Loaded], family: str) -> None:
+    loaded = models[family]
     requests = [
         request(str(n), list(range(5, 9 + 7 * n)), SamplingParams(9 + 5 * n)) for n in range(4)
     ]

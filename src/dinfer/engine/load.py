@@ -39,8 +39,8 @@ log = logging.getLogger("dinfer")
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes of weights that were read from files, and the seconds that reading, converting and
-    quantising took.
+    """Bytes of weights that were read from files, and the seconds that reading, converting,
+    quantising and laying out took.
     """
 
     bytes: int
@@ -296,7 +296,6 @@ def load(
     known = facts_of(module, checkpoint, facts or {}, ends)
     model = empty(module, shape, kind, place, _quant(config, quant))
     read = _read(model, checkpoint, module)
-    quantised.seal(model)
     model.requires_grad_(False).eval()
     if known.causal and known.block_length is None:
         raise RequestError("The fact 'block_length' is None; a causal model needs one.")
@@ -326,10 +325,11 @@ def unused(family: ModuleType) -> tuple[str, ...]:
 
 
 def _read(model: Transformer, checkpoint: Checkpoint, family: ModuleType) -> Reading:
-    """Fills the model from the checkpoint."""
+    """Fills the model from the checkpoint, and makes it ready."""
     coded = stored_quant(checkpoint.json("config.json")) is not None
     start, tensors = time.perf_counter(), checkpoint.tensors(unused(family))
     slots = checkpoint.slots(family, model.shape)
     load_weights(places(model, slots, coded), tensors)
+    quantised.seal(model)
     size = sum(header.bytes for header in tensors.headers.values())
     return Reading(size, time.perf_counter() - start)
