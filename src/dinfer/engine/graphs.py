@@ -10,6 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from dinfer.engine import pages
 from dinfer.errors import RequestError
 from dinfer.nn.attention import Attend
 from dinfer.nn.transformer import Transformer
@@ -57,7 +58,10 @@ class Graph:
     """
 
     def __init__(self, model: Transformer) -> None:
-        _check_compiler(model.embedding.weight.device)
+        device = model.embedding.weight.device
+        _check_compiler(device)
+        if device.type == "cpu":
+            pages.collapse()
         self._number = next(_numbers)
         number = self._number
 
