@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dinfer.decoder.threshold import leading
 from dinfer.errors import RequestError
 from dinfer.step import Commit, Proposal, WindowState, best, ranks
 
@@ -24,7 +25,8 @@ class Dream:
     entropy; origin sets each position with probability `1 - s / t`. filtered: rank by what
     temperature, top-k and top-p leave of the distribution, as Dream does, or by the raw one. noise:
     with more than 0, positions are drawn from softmax(score / noise) without replacement (Dream's
-    alg_temp).
+    alg_temp). lead: the first step commits the first position alone, as Fast-dLLM's loops for Dream
+    do in each of their blocks.
     """
 
     steps: int = 0
@@ -32,6 +34,7 @@ class Dream:
     filtered: bool = True
     noise: float = 0.0
     eps: float = 1e-3
+    lead: bool = False
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -67,7 +70,8 @@ class Dream:
             drawn = masked & (proposal.noise < share)
             return Commit(drawn | best(-proposal.noise, masked), proposal.tokens)
         count = (masked.sum(dim=1, keepdim=True) * share).long().clamp_min(1)
-        return Commit(masked & (ranks(self._score(proposal), masked) < count), proposal.tokens)
+        chosen = masked & (ranks(self._score(proposal), masked) < count)
+        return Commit(leading(chosen, masked, states) if self.lead else chosen, proposal.tokens)
 
     def _share(self, state: WindowState) -> float:
         """1 - s / t, and 1 in the last step."""

@@ -14,6 +14,16 @@ from dinfer.errors import RequestError
 from dinfer.step import Commit, Proposal, WindowState, ranks
 
 
+def leading(chosen: Tensor, masked: Tensor, states: Sequence[WindowState]) -> Tensor:
+    """What is chosen [B, W]; in the first step of a window its first position alone, where that is
+    masked.
+    """
+    opens = torch.tensor([state.steps == 0 for state in states], device=masked.device)
+    first = torch.zeros_like(masked)
+    first[:, 0] = masked[:, 0] & opens
+    return torch.where(first.any(dim=1, keepdim=True), first, chosen)
+
+
 @dataclass(frozen=True)
 class Threshold:
     """Commits every token whose confidence reaches `threshold` (`strict`: exceeds it), and the
@@ -23,7 +33,8 @@ class Threshold:
     filtered: confidence is what the token has after temperature, top-k and top-p (SDAR's way), not
     its raw probability.
     least: at least so many. lead: the first step of a window commits its first position alone, as
-    Fast-dLLM does for models whose logits are shifted.
+    Fast-dLLM does for models whose logits are shifted. pace: with more than 0, no more in all than
+    so many even steps would have committed by now (Fast-dLLM's loop for Dream without a cache).
     """
 
     threshold: float = 0.9
@@ -32,6 +43,7 @@ class Threshold:
     filtered: bool = False
     least: int = 1
     lead: bool = False
+    pace: int = 0
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -39,6 +51,8 @@ class Threshold:
             raise RequestError(f"threshold is {self.threshold}; it must lie between 0 and 1.")
         if self.steps < 0:
             raise RequestError(f"threshold steps is {self.steps}; it must be 0 or more.")
+        if self.pace < 0:
+            raise RequestError(f"threshold pace is {self.pace}; it must be 0 or more.")
         if self.least < 1:
             raise RequestError(f"threshold least is {self.least}; it must be 1 or more.")
 
@@ -52,11 +66,14 @@ class Threshold:
         confidence = proposal.filtered_confidence if self.filtered else proposal.confidence
         assert confidence is not None
         sure = confidence > self.threshold if self.strict else confidence >= self.threshold
+        rank = ranks(confidence, masked)
         quota = quotas(states, self.steps, masked.device).clamp(min=self.least)
-        chosen = masked & (sure | (ranks(confidence, masked) < quota))
-        if self.lead:
-            opens = torch.tensor([state.steps == 0 for state in states], device=masked.device)
-            first = torch.zeros_like(masked)
-            first[:, 0] = masked[:, 0] & opens
-            chosen = torch.where(first.any(dim=1, keepdim=True), first, chosen)
-        return Commit(chosen, proposal.tokens)
+        if self.pace:
+            sure = sure & (rank < self._still(masked, states))
+        chosen = masked & (sure | (rank < quota))
+        return Commit(leading(chosen, masked, states) if self.lead else chosen, proposal.tokens)
+
+    def _still(self, masked: Tensor, states: Sequence[WindowState]) -> Tensor:
+        """How many tokens the pace leaves for this step, [B, 1]."""
+        due = [s.opened // self.pace * min(s.steps + 1, self.pace) - s.opened for s in states]
+        return torch.tensor(due, device=masked.device)[:, None] + masked.sum(dim=1, keepdim=True)
