@@ -123,7 +123,8 @@ def growth(
 
     settings = report.begin()
     wanted = _numbers("--lengths", lengths)
-    llm = LLM(weights.open(), max_sequences=1, compiled=weights.compiled)
+    # Room for more than one text, so that pages lie in runs whatever ran before.
+    llm = LLM(weights.open(), max_sequences=4, compiled=weights.compiled)
     prompt = [5 + p % 50 for p in range(32)]
 
     def cost(length: int) -> float:

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-PIECE = 8192
+PIECE = 16384
 """Columns of logits that exist at once on a CPU; a GPU takes all of them."""
 
 GROUP = 256
