@@ -2,7 +2,8 @@
 
 A product of a few rows with weights as they come lays them out anew each time, or goes through a
 library tuned for another maker's CPU: for the bundled models on an AMD CPU, packed ones take
-between a half and nine tenths of the time, and a row's result does not depend on the other rows.
+between a half and nine tenths of the time. How a row is rounded may depend on how many there are,
+as with plain ones (with PyTorch 2.13 it hardly ever does).
 """
 
 from collections.abc import Callable
