@@ -45,25 +45,32 @@ class Bounds:
     ] = None
 
 
+@dataclass(frozen=True)
+class Listening:
+    """Where calls come in, and how long they may still take when the server is told to stop."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds that calls in progress have after SIGTERM.")
+    ] = 30.0
+
+
 @o.grouped
 def serve(
+    listening: Listening,
     bounds: Bounds,
     loading: o.Loading,
     models: Annotated[
         list[str] | None,
         typer.Argument(help="Names, folders or hub ids; NAME=FOLDER gives a name to be asked by."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     api_keys: Keys = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file with a key in each line.")
     ] = None,
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
     max_rows: o.MaxRows = None,
-    drain: Annotated[
-        float, typer.Option(min=0, help="Seconds that calls in progress have after SIGTERM.")
-    ] = 30.0,
 ) -> None:
     """Serves models over HTTP: the OpenAI protocol, infilling, and a page to watch the canvas."""
     try:
@@ -87,12 +94,14 @@ def serve(
             stack.callback(served[name].close)
 
         def announce(address: str) -> None:
-            open_to_all = "" if keys or host in LOOPBACK else ", open to everyone without a key"
+            open_to_all = (
+                "" if keys or listening.host in LOOPBACK else ", open to everyone without a key"
+            )
             names = ", ".join(served)
             line = f"dInfer {__version__} listens on {address} and serves {names}{open_to_all}"
             typer.echo(line, err=True)
 
-        run(create_app(served, settings), host, port, drain, announce)
+        run(create_app(served, settings), **vars(listening), announce=announce)
 
 
 def log_to(lines: logging.Formatter) -> None:

@@ -68,7 +68,8 @@ def _of_group(
         rows = slice(None) if norm is None else (top > best).nonzero().squeeze(1)
         tokens[rows] = choice[rows].argmax(dim=1) + part.start
         best = torch.maximum(best, top)
-        norm = _joined(norm, _of_piece(logits, logits.amax(dim=1) if choice is not logits else top))
+        own = top if choice is logits else logits.amax(dim=1)
+        norm = _joined(norm, _of_piece(logits, own))
     assert norm is not None
     return tokens, (best - norm[0]).exp() / norm[1]
 
