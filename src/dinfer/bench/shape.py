@@ -132,7 +132,12 @@ def config_of(sizes: Sizes, context: int) -> dict[str, Any]:
 
 
 def random_model(
-    name: str, dtype: str, device: str, context: int = 4096, quant: str | None = None
+    name: str,
+    dtype: str,
+    device: str,
+    context: int = 4096,
+    quant: str | None = None,
+    compiled: bool = False,
 ) -> Loaded:
     """A named shape with random weights (uniform, scaled as at the start of training), made some
     rows at a time and quantised at once, so that little more than the model is ever in memory.
@@ -143,7 +148,7 @@ def random_model(
     family, place = family_of(config), resolve_device(device)
     shape = family.shape(config)
     kind = resolve_dtype(dtype, config, place)
-    model = empty(family, shape, kind, place, quant)
+    model = empty(family, shape, kind, place, quant, compiled)
     _draw(places(model, family.slots(shape)))
     quantised.seal(model)
     model.requires_grad_(False).eval()
@@ -175,15 +180,16 @@ def open_any(
     quant: str | None = None,
     facts: dict[str, Any] | None = None,
     family: str | None = None,
+    compiled: bool = False,
 ) -> Loaded:
     """A named shape, or what `load` takes."""
     if name in SHAPES or name in MIXTURES:
         if facts or family:
             said = "Family" if family else "Facts"
             raise RequestError(f"{said} of the shape {name!r} cannot be overridden; use a model.")
-        return random_model(name, dtype, device, quant=quant)
+        return random_model(name, dtype, device, quant=quant, compiled=compiled)
     try:
-        return load(name, dtype, device, facts, quant, family)
+        return load(name, dtype, device, facts, quant, family, compiled)
     except DinferError as error:
         raise type(error)(
             f"{error} Shapes with random weights: {', '.join([*SHAPES, *MIXTURES])}."

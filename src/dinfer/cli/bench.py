@@ -75,7 +75,8 @@ class Weights:
         from dinfer.bench.shape import open_any
 
         facts = o.read_facts(self.fact)
-        return open_any(self.model, self.dtype, self.device, self.quant, facts, self.family)
+        how = (self.dtype, self.device, self.quant, facts, self.family, self.compiled)
+        return open_any(self.model, *how)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -170,9 +171,10 @@ class Ours:
         from dinfer.engine.llm import LLM
 
         given = (self.model, self.dtype, "cpu")
-        plain = open_any(*given, family=self.family)
-        coded = open_any(*given, self.quant, family=self.family) if self.quant else plain
-        return LLM(coded, max_sequences=self.concurrency, compiled=self.compiled), plain
+        plain = loaded = open_any(*given, family=self.family)
+        if self.quant or self.compiled:
+            loaded = open_any(*given, self.quant, family=self.family, compiled=self.compiled)
+        return LLM(loaded, max_sequences=self.concurrency, compiled=self.compiled), plain
 
 
 @o.grouped

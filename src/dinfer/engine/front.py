@@ -48,7 +48,9 @@ class Front:
         family: str | None = None,
     ) -> None:
         self.loaded = (
-            model if isinstance(model, Loaded) else load(model, dtype, device, facts, quant, family)
+            model
+            if isinstance(model, Loaded)
+            else load(model, dtype, device, facts, quant, family, compiled)
         )
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
         limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)

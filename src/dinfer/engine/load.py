@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from dinfer.engine.checkpoint import Checkpoint, Folder
+from dinfer.engine.dense import serves
 from dinfer.engine.facts import facts_of
 from dinfer.engine.gguf import GGUF
 from dinfer.engine.weights import check, load_weights, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
+from dinfer.native.products import Laid
 from dinfer.nn import quantised
 from dinfer.nn.packed import Packed, packs
 from dinfer.nn.transformer import Shape, Transformer
@@ -209,14 +211,20 @@ def resolve_device(device: str) -> torch.device:
 
 
 def blank(
-    family: ModuleType, shape: Shape, dtype: torch.dtype, quant: str | None = None
+    family: ModuleType,
+    shape: Shape,
+    dtype: torch.dtype,
+    scheme: str | quantised.Scheme | None = None,
 ) -> Transformer:
-    """A model without memory (on the meta device); quant: spec of the scheme of its layers."""
+    """A model without memory (on the meta device); scheme: how its layers are stored, or the spec
+    of that.
+    """
     # What must stay in float32 says so itself.
     with torch.device("meta"), default_dtype(dtype):
         model: Transformer = family.Model(shape)
-        if quant is not None:
-            quantised.prepare(model, build("quant", quant))
+        if scheme is not None:
+            known = build("quant", scheme) if isinstance(scheme, str) else scheme
+            quantised.prepare(model, known)
     return model
 
 
@@ -232,16 +240,23 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def empty(
-    family: ModuleType, shape: Shape, dtype: torch.dtype, device: torch.device, quant: str | None
+    family: ModuleType,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    quant: str | None,
+    compiled: bool = False,
 ) -> Transformer:
     """A model with room for its weights, to be filled and then sealed. Plain ones are laid out for
     the device; what `quant` leaves plain is not, as a second copy of the head would be needed.
+    compiled: for our own kernels, where they can run it.
     """
-    model = blank(family, shape, dtype, quant)
-    if quant is None and packs(device, dtype):
-        with torch.device("meta"), default_dtype(dtype):
-            quantised.prepare(model, Packed())
-    model = model.to_empty(device=device)
+    scheme: quantised.Scheme | None = build("quant", quant) if quant is not None else None
+    if scheme is None and packs(device, dtype):
+        scheme = Packed()
+    if compiled and device.type == "cpu" and serves(family.Model, shape, dtype, scheme):
+        scheme = Laid(scheme)
+    model = blank(family, shape, dtype, scheme).to_empty(device=device)
     if shape.tied:
         model.head.weight = model.embedding.weight
     return model
@@ -280,9 +295,11 @@ def load(
     facts: dict[str, Any] | None = None,
     quant: str | None = None,
     family: str | None = None,
+    compiled: bool = False,
 ) -> Loaded:
     """Loads a model with its facts, tokenizer and chat template; quant: spec of a scheme to store
-    its layers in, one tensor after another; family: its name, whatever the architecture says.
+    its layers in, one tensor after another; family: its name, whatever the architecture says;
+    compiled: for an engine that is, too.
     Raises DinferError with one clear sentence.
     """
     checkpoint = open_checkpoint(name)
@@ -294,7 +311,7 @@ def load(
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
     shape = module.shape(config)
     known = facts_of(module, checkpoint, facts or {}, ends)
-    model = empty(module, shape, kind, place, _quant(config, quant))
+    model = empty(module, shape, kind, place, _quant(config, quant), compiled)
     read = _read(model, checkpoint, module)
     model.requires_grad_(False).eval()
     if known.causal and known.block_length is None:

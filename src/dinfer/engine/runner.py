@@ -12,27 +12,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dinfer.engine.dense import Dense, laid
 from dinfer.engine.graphs import Graph
 from dinfer.engine.pool import Pool
 from dinfer.engine.sequence import Sequence
 from dinfer.engine.sight import Sight
-from dinfer.kernel.attention import Span, attention, grouped
-from dinfer.kernel.shadow import Shade, shadow_attention
-from dinfer.nn.attention import Attend
+from dinfer.engine.stored import Stored
+from dinfer.kernel.attention import Span
+from dinfer.kernel.shadow import Shade
 from dinfer.nn.transformer import Transformer
 
 Ids = npt.NDArray[np.int64]
 
 
 class Runner:
-    """A model over a pool. sight: its attention pattern. compiled: the body runs as one graph."""
+    """A model over a pool. sight: its attention pattern. compiled: the body runs as one call, our
+    own where the model was loaded for that, else a graph.
+    """
 
     def __init__(
         self, model: Transformer, pool: Pool, sight: Sight, compiled: bool = False
     ) -> None:
         self.model, self.pool, self.sight = model, pool, sight
         self.windows = [model.shape.window_at(layer) for layer in range(model.shape.layers)]
-        self.body: Callable[..., Tensor] = Graph(model) if compiled else model
+        self.body: Callable[..., Tensor] = model
+        if compiled:
+            self.body = Dense(model) if laid(model) else Graph(model)
         self.device = pool.device
 
     def forward(self, batch: Many[Sequence]) -> Tensor:
@@ -64,7 +69,7 @@ class Runner:
         x_TD = self.model.embed(tokens_T)
         for masks, added in soft:
             x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))
-        attend = self._attend(slots_T, spans, shades)
+        attend = Stored(self.pool, slots_T, self.windows, spans, shades)
         if self.model.conditioned:
             x_TD, open_T = self._condition(batch, x_TD, positions)
             return self.body(x_TD, positions_T, attend, open_T)
@@ -117,21 +122,3 @@ class Runner:
         )
         made = self.model.condition(x_TD[rows], torch.cat(parts))
         return x_TD.index_copy(0, rows, made), open_T
-
-    def _attend(
-        self, slots_T: Tensor, spans: dict[int | None, list[Span]], shades: list[Shade]
-    ) -> Attend:
-        count = len(slots_T)
-        groups = {window: grouped(some, self.device) for window, some in spans.items()}
-
-        def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
-            keys, values = self.pool.keys(layer), self.pool.values(layer)
-            keys.index_copy_(0, slots_T, k_TKd[:count])
-            values.index_copy_(0, slots_T, v_TKd[:count])
-            mixed = attention(q_THd[:count], keys, values, groups[self.windows[layer]])
-            if not shades:
-                return mixed
-            q, k, v = (x[count:] for x in (q_THd, k_TKd, v_TKd))
-            return torch.cat((mixed, shadow_attention(q, k, v, keys, values, shades)))
-
-        return attend

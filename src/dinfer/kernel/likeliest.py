@@ -8,7 +8,7 @@ Where all logits of a row are needed after all, `logits_of` and `normaliser` go 
 pieces, so that a row's probability is the same to the last bit whatever else is asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -35,12 +35,19 @@ class Head(Protocol):
         ...
 
 
+Search = Callable[[Tensor, int | None], tuple[Tensor, Tensor]]
+
+
 def likeliest(
     hidden_RD: Tensor, head: Head, mask_id: int | None, allowed_RV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Tokens [R] int64 and their probabilities [R] float32; the mask token, where there is one, has
-    none. `allowed_RV` (bool) limits the choice and leaves the probabilities alone.
+    none. `allowed_RV` (bool) limits the choice and leaves the probabilities alone. A head may
+    bring a `search` of its own, `(hidden_RD, mask_id) -> tokens, probabilities`.
     """
+    search: Search | None = getattr(head, "search", None)
+    if search is not None and allowed_RV is None:
+        return search(hidden_RD, mask_id)
     parts = [
         _of_group(hidden_RD[start : start + GROUP], head, mask_id,
                   None if allowed_RV is None else allowed_RV[start : start + GROUP])

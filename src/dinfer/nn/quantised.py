@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dinfer.kernel.experts import active
-from dinfer.kernel.likeliest import PIECE
+from dinfer.kernel.likeliest import PIECE, Search
 from dinfer.nn.linear import GroupedLinear, Linear
 from dinfer.nn.transformer import Transformer
 
@@ -122,7 +122,11 @@ class CodedLinear(_Coded):
 
 
 class CodedHead(_Coded):
-    """As a `Linear` without bias, with a product for every PIECE of the vocabulary."""
+    """As a `Linear` without bias, with a product for every PIECE of the vocabulary. search: see
+    `likeliest`; None = it has none of its own.
+    """
+
+    search: Search | None = None
 
     def __init__(self, scheme: Scheme, size: int, out: int) -> None:
         super().__init__(scheme, out, size)

@@ -1,0 +1,40 @@
+"""Attention of a step's rows over what the pool holds."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dinfer.engine.pool import Pool
+from dinfer.kernel.attention import Group, Span, attention, grouped
+from dinfer.kernel.shadow import Shade, shadow_attention
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An `Attend` for one step. slots_T: where the rows' keys and values go; windows: that of each
+    layer; spans: who sees what, for each window; shades: the shadow rows behind the others.
+    """
+
+    pool: Pool
+    slots_T: Tensor
+    windows: list[int | None]
+    spans: dict[int | None, list[Span]]
+    shades: list[Shade]
+
+    @cached_property
+    def _groups(self) -> dict[int | None, list[Group]]:
+        return {window: grouped(some, self.pool.device) for window, some in self.spans.items()}
+
+    def __call__(self, layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
+        """Stores the rows' keys and values and mixes what they see, [T, H, d]."""
+        count = len(self.slots_T)
+        keys, values = self.pool.keys(layer), self.pool.values(layer)
+        keys.index_copy_(0, self.slots_T, k_TKd[:count])
+        values.index_copy_(0, self.slots_T, v_TKd[:count])
+        mixed = attention(q_THd[:count], keys, values, self._groups[self.windows[layer]])
+        if not self.shades:
+            return mixed
+        q, k, v = (x[count:] for x in (q_THd, k_TKd, v_TKd))
+        return torch.cat((mixed, shadow_attention(q, k, v, keys, values, self.shades)))

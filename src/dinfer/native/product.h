@@ -1,0 +1,174 @@
+// Products of a few rows with a packed weight, and the packing.
+//
+// A panel is 32 outputs. Its weights lie in steps of 64 bytes of inputs (32 bfloat16 or 64 int8
+// values), a step in two tiles of 16 outputs: tile[i][j] holds, in 4 bytes, the inputs of place i for
+// output j. So both AMX tiles and vectors of AVX-512 read a weight once, in order.
+#pragma once
+#include "vectors.h"
+
+constexpr int COLUMNS = 32, BAND = 32;  // outputs of a panel; rows that go through it at once
+constexpr int TILE = 1024, STEP = 2 * TILE;
+
+struct Linear {          // as in weights.py
+  const char* weights;   // [panels][steps][2][16][16][4 bytes]
+  const float* scales;   // int8: [outputs]; else null
+  const int32_t* lifts;  // int8: 128 * sum of an output's codes, where rows are raised by 128
+  const float* bias;     // [outputs] or null
+  int64_t steps, panels;
+};
+
+struct Rows {            // inputs, with room for whole bands
+  char* data;            // bfloat16, or int8 codes
+  float* scales;         // int8: of each row
+  int64_t stride;        // bytes
+};
+
+#ifdef __AMX_TILE__
+struct Tiles {
+  Tiles() {
+    alignas(64) uint8_t config[64] = {1};
+    for (int i = 0; i < 8; i++) {
+      config[16 + 2 * i] = 64;
+      config[48 + i] = 16;
+    }
+    _tile_loadconfig(config);
+  }
+  ~Tiles() { _tile_release(); }
+};
+
+#define MULTIPLY(sum, rows, weights)       \
+  if constexpr (INT8)                      \
+    _tile_dpbssd(sum, rows, weights);      \
+  else                                     \
+    _tile_dpbf16ps(sum, rows, weights);
+
+template <bool INT8>
+inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps, float* out) {
+  const bool two = rows > 16;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t s = 0; s < steps; s++, w += STEP, x += 64) {
+    for (int line = 0; line < STEP; line += 64) _mm_prefetch(w + 4 * STEP + line, _MM_HINT_T0);
+    _tile_loadd(6, w, 64);
+    _tile_loadd(4, x, stride);
+    MULTIPLY(0, 4, 6)
+    _tile_loadd(7, w + TILE, 64);
+    MULTIPLY(1, 4, 7)
+    if (two) {
+      _tile_loadd(5, x + 16 * stride, stride);
+      MULTIPLY(2, 5, 6)
+      MULTIPLY(3, 5, 7)
+    }
+  }
+  _tile_stored(0, out, 4 * COLUMNS);
+  _tile_stored(1, out + 16, 4 * COLUMNS);
+  if (two) {
+    _tile_stored(2, out + 16 * COLUMNS, 4 * COLUMNS);
+    _tile_stored(3, out + 16 * COLUMNS + 16, 4 * COLUMNS);
+  }
+}
+#else
+struct Tiles {
+  Tiles() {}
+};
+
+template <bool INT8, int N>
+inline void some_rows(const char* x, int64_t stride, const char* w, int64_t steps, float* out) {
+  __m512i left[N], right[N];
+  for (int r = 0; r < N; r++) left[r] = right[r] = _mm512_setzero_si512();
+  for (int64_t s = 0; s < steps; s++, w += STEP, x += 64)
+    for (int i = 0; i < 64; i += 4) {
+      __m512i a = _mm512_load_si512(w + 16 * i), b = _mm512_load_si512(w + TILE + 16 * i);
+      _mm_prefetch(w + 4 * STEP + 16 * i, _MM_HINT_T0);
+      _mm_prefetch(w + 4 * STEP + TILE + 16 * i, _MM_HINT_T0);
+      for (int r = 0; r < N; r++) {
+        __m512i row = spread(x + r * stride + i);
+        if constexpr (INT8) {
+          left[r] = _mm512_dpbusd_epi32(left[r], row, a);
+          right[r] = _mm512_dpbusd_epi32(right[r], row, b);
+        } else {
+          left[r] = (__m512i)dot((__m512)left[r], row, a);
+          right[r] = (__m512i)dot((__m512)right[r], row, b);
+        }
+      }
+    }
+  for (int r = 0; r < N; r++) {
+    _mm512_storeu_si512(out + r * COLUMNS, left[r]);
+    _mm512_storeu_si512(out + r * COLUMNS + 16, right[r]);
+  }
+}
+
+template <bool INT8>
+inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps, float* out) {
+  for (int64_t r = 0; r < rows; r += 8)
+    some_rows<INT8, 8>(x + r * stride, stride, w, steps, out + r * COLUMNS);
+}
+#endif
+
+// Sums of a band as numbers: with scales and bias.
+template <bool INT8>
+inline void finish(const Linear& w, const Rows& x, int64_t first, int64_t rows, int64_t panel, float* out) {
+  for (int half = 0; half < COLUMNS; half += 16) {
+    int64_t column = panel * COLUMNS + half;
+    __m512 scale = INT8 ? _mm512_loadu_ps(w.scales + column) : _mm512_set1_ps(1.0f);
+    __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps();
+    for (int64_t r = 0; r < rows; r++) {
+      float* place = out + r * COLUMNS + half;
+      __m512 y = _mm512_loadu_ps(place);
+      if constexpr (INT8) {
+        __m512i sums = _mm512_castps_si512(y);
+        if (w.lifts) sums = _mm512_sub_epi32(sums, _mm512_loadu_si512(w.lifts + column));
+        y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[first + r])));
+      }
+      _mm512_storeu_ps(place, _mm512_add_ps(y, bias));
+    }
+  }
+}
+
+// Rows first..last of x W^T in the panels of a share: `write(row, panel, 32 numbers)`.
+template <bool INT8, class Write>
+inline void product(const Rows& x, int64_t rows, const Linear& w, Share panels, Write write) {
+  alignas(64) float out[BAND * COLUMNS];
+  // As many rows as stay in the second cache beside a panel, while the weights come by.
+  int64_t many = (int64_t(1) << 20) / x.stride / BAND * BAND;
+  many = many < 4 * BAND ? 4 * BAND : many;
+  for (int64_t low = 0; low < rows; low += many) {
+    int64_t high = low + many < rows ? low + many : rows;
+    for (int64_t p = panels.first; p < panels.last; p++)
+      for (int64_t r = low; r < high; r += BAND) {
+        int64_t count = high - r < BAND ? high - r : BAND;
+        const char* weights = w.weights + p * w.steps * STEP;
+        band<INT8>(x.data + r * x.stride, x.stride, count, weights, w.steps, out);
+        if (INT8 || w.bias) finish<INT8>(w, x, r, count, p, out);
+        for (int64_t i = 0; i < count; i++) write(r + i, p, out + i * COLUMNS);
+      }
+  }
+}
+
+// One row as the input of a product: `x * factor * weight` (no weight: 1) of `size` numbers.
+template <bool INT8>
+inline void put(const Rows& out, int64_t row, const float* x, float factor, const float* weight, int64_t size) {
+  char* place = out.data + row * out.stride;
+  auto value = [=](int64_t i) {
+    __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));
+    return weight ? _mm512_mul_ps(y, _mm512_loadu_ps(weight + i)) : y;
+  };
+  if constexpr (!INT8) {
+    for (int64_t i = 0; i < size; i += 16) narrow(reinterpret_cast<bf16*>(place) + i, value(i));
+    return;
+  }
+  __m512 most = _mm512_setzero_ps();
+  for (int64_t i = 0; i < size; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(value(i)));
+  float scale = _mm512_reduce_max_ps(most) / 127;
+  scale = scale > 1e-32f ? scale : 1e-32f;
+  out.scales[row] = scale;
+  for (int64_t i = 0; i < size; i += 16) {
+    __m512i codes = _mm512_cvtps_epi32(_mm512_div_ps(value(i), _mm512_set1_ps(scale)));
+#ifndef __AMX_TILE__
+    codes = _mm512_add_epi32(codes, _mm512_set1_epi32(128));
+#endif
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(place + i), _mm512_cvtepi32_epi8(codes));
+  }
+}
