@@ -116,6 +116,12 @@ class StepPlan:
         rows = self.rows
         return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """The rows as an array."""
+        rows = self.rows
+        return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+
     def find(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Which row each position is; all must be among them."""
         if isinstance(self.rows, range):
@@ -337,7 +343,8 @@ def best(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     """The eligible position of the highest score in each row that has one, [B, W] bool; ties to
     the left.
     """
-    return eligible_BW & (ranks(score_BW, eligible_BW) == 0)
+    place = torch.where(eligible_BW, score_BW, -torch.inf).argmax(dim=1, keepdim=True)
+    return torch.zeros_like(eligible_BW).scatter_(1, place, eligible_BW.gather(1, place))
 
 
 def recall(states: Sequence[WindowState], name: str, blank: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dinfer.decoder.fixed import quotas
 from dinfer.errors import RequestError
-from dinfer.step import Commit, Proposal, WindowState, ranks
+from dinfer.step import Commit, Proposal, WindowState, best, ranks
 
 
 def leading(chosen: Tensor, masked: Tensor, states: Sequence[WindowState]) -> Tensor:
@@ -66,6 +66,8 @@ class Threshold:
         confidence = proposal.filtered_confidence if self.filtered else proposal.confidence
         assert confidence is not None
         sure = confidence > self.threshold if self.strict else confidence >= self.threshold
+        if self.steps == self.pace == 0 and self.least == 1 and not self.lead:
+            return Commit(masked & sure | best(confidence, masked), proposal.tokens)
         rank = ranks(confidence, masked)
         quota = quotas(states, self.steps, masked.device).clamp(min=self.least)
         if self.pace:

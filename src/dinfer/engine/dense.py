@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dinfer.kernel.attention import Span
+from dinfer.engine import pages
 from dinfer.engine.stored import Stored
+from dinfer.kernel.attention import Span
 from dinfer.native import build
 from dinfer.native.products import Laid, Linear, Product, Search
 from dinfer.nn.norm import RMSNorm
@@ -79,6 +80,7 @@ class Dense:
         self._layers: Any = None
         self._tables = (torch.empty(0), torch.empty(0))
         self._library = build.library()
+        pages.collapse()
         if isinstance(model.head, CodedHead):
             model.head.search = Search(model.head.products)
 

@@ -195,7 +195,8 @@ class Engine:
             canvas.draft(commit.drafted, commit.draft)
         commit = commit.before(canvas.limit)
         canvas.write(commit.positions, commit.tokens)
-        canvas.take_back(commit.back)
+        if len(commit.back):
+            canvas.take_back(commit.back)
         sequence.held_open = commit.open
         sequence.chances.note(commit.positions, commit.confidence, commit.likely)
         for state in sequence.states:

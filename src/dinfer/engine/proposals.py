@@ -21,6 +21,7 @@ from dinfer.nn.transformer import Transformer
 from dinfer.step import Commit, Decoder, Part, Proposal, Seen, WindowState
 
 Ids = npt.NDArray[np.int64]
+_NONE: Ids = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,7 @@ def _joined(parts: list[Committed]) -> Committed:
     """The commits of one sequence's parts as one."""
     if len(parts) == 1:
         return parts[0]
-    none = np.empty(0, np.int64)
-    blank = Committed(none, none, np.empty(0, np.float32), none, False, none, none)
+    blank = Committed(_NONE, _NONE, np.empty(0, np.float32), _NONE, False, _NONE, _NONE)
     positions, tokens, confidence, back, drafted, draft = (
         np.concatenate([getattr(blank, name), *(getattr(part, name) for part in parts)])
         for name in ("positions", "tokens", "confidence", "back", "drafted", "draft")
@@ -148,12 +148,13 @@ def _found(
         offset += sequence.rows
     mixing = [s.mix > 0 or model.conditioned for s in batch]
     held = _held(batch, asked, device)
+    needs = frozenset[str]().union(*(s.needs for s in batch))
     found = propose(
         hidden_TD.index_select(0, torch.from_numpy(np.concatenate(rows)).to(device)),
         model.head,
         mask_id,
-        frozenset[str]().union(*(s.needs for s in batch)),
-        _sampling(batch, asked, device),
+        needs,
+        _sampling(batch, asked, needs, device),
         Extras(
             _allowed(batch, asked, model.shape.vocab, device),
             held,
@@ -163,9 +164,11 @@ def _found(
     )
     if held is not None:
         found["held"] = held
-    # Shadow rows come behind the planned ones, in the order of the batch.
-    shadow = [a.searchsorted(s.shadow) + n for s, a, n in zip(batch, asked, starts, strict=False)]
     if offset < len(hidden_TD):
+        # Shadow rows come behind the planned ones, in the order of the batch.
+        shadow = [
+            a.searchsorted(s.shadow) + n for s, a, n in zip(batch, asked, starts, strict=False)
+        ]
         places = torch.from_numpy(np.concatenate(shadow)).to(device)
         found["kept"][places] = kept(hidden_TD[offset:], model.head, mask_id, found["held"][places])
     expected = found.pop("expected", None)
@@ -206,27 +209,27 @@ def _read(
     sure = proposal.confidence if commit.confidence is None else commit.confidence
     confidence = sure.cpu().numpy()
     top = [x.cpu().numpy() for x in (proposal.top_tokens, proposal.top_probs) if x is not None]
-    left, draft = np.zeros_like(mask), tokens
-    if commit.draft is not None:
-        left, draft = masked_BW.cpu().numpy() & ~mask, commit.draft.cpu().numpy()
-    back = np.zeros_like(mask) if commit.back is None else commit.back.cpu().numpy()
-    stays = [False] * len(parts) if commit.open is None else commit.open.tolist()
+    draft = None if commit.draft is None else commit.draft.cpu().numpy()
+    left = None if draft is None else masked_BW.cpu().numpy() & ~mask
+    back = None if commit.back is None else commit.back.cpu().numpy()
+    stays = None if commit.open is None else commit.open.tolist()
     done = []
     for i, part in enumerate(parts):
-        chosen, returned = mask[i], np.flatnonzero(back[i])
+        chosen, returned = mask[i], _NONE if back is None else back[i].nonzero()[0] + part.start
         if part.sure is not None:
-            chosen, returned = chosen & (confidence[i] > part.sure), returned[:0]
-        columns, others = np.flatnonzero(chosen), np.flatnonzero(left[i])
+            chosen, returned = chosen & (confidence[i] > part.sure), _NONE
+        columns = chosen.nonzero()[0]
+        others = _NONE if left is None else left[i].nonzero()[0]
         done.append(
             Committed(
                 columns + part.start,
                 tokens[i, columns],
                 confidence[i, columns],
-                returned + part.start,
+                returned,
                 # A part that was not filled after all is not held open for a look at it.
-                stays[i] and len(columns) == mask[i].sum(),
+                stays is not None and stays[i] and len(columns) == mask[i].sum(),
                 others + part.start,
-                draft[i, others],
+                _NONE if draft is None else draft[i, others],
                 (top[0][i, columns], top[1][i, columns]) if top else None,
             )
         )
@@ -256,14 +259,18 @@ def _held(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> Tens
     return torch.from_numpy(np.concatenate(tokens)).to(device)
 
 
-def _sampling(batch: Many[Sequence], asked: list[Ids], device: torch.device) -> RowSampling:
-    """Each row's sampling; the step that keys the noise is the request's own count, so batch mates
-    do not matter.
+def _sampling(
+    batch: Many[Sequence], asked: list[Ids], needs: frozenset[str], device: torch.device
+) -> RowSampling | None:
+    """Each row's sampling, None where nothing depends on it; the step that keys the noise is the
+    request's own count, so batch mates do not matter.
     """
     counts = [len(a) for a in asked]
     greedy = all(s.request.params.temperature == 0 for s in batch)
     requests = [s.request for s in batch]
     scaled = any(s.scale != 1 for s in batch)
+    if greedy and not needs and not scaled:
+        return None
 
     def spread(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.repeat(values, counts)).to(device, dtype)

@@ -35,6 +35,7 @@ class Runner:
     ) -> None:
         self.model, self.pool, self.sight = model, pool, sight
         self.windows = [model.shape.window_at(layer) for layer in range(model.shape.layers)]
+        self._kinds = frozenset(self.windows)
         self.body: Callable[..., Tensor] = model
         if compiled:
             self.body = Dense(model) if laid(model) else Graph(model)
@@ -51,21 +52,21 @@ class Runner:
         for sequence in batch:
             plan = sequence.plan
             assert plan is not None
-            rows = plan.index
-            where = np.arange(len(sequence.canvas))[rows]
+            rows, where = plan.index, plan.positions
             for place, given in zip(sequence.places, sequence.inputs(), strict=True):
                 tokens.append(given[rows])
                 positions.append(where)
                 slots.append(place.slots[rows])
-                for window in set(self.windows):
+                for window in self._kinds:
                     spans[window] += self.sight.spans(sequence, place, where, start, window)
                 soft += self._soft(sequence, where, start)
                 start += len(plan.rows)
             sequence.canvas.stale[rows] = False
         shades = self._shades(batch, tokens, positions)
-        tokens_T, positions_T, slots_T = (
-            torch.from_numpy(np.concatenate(x)).to(self.device) for x in (tokens, positions, slots)
-        )
+        # One array goes to the device, not three: shadow rows have no slots.
+        count = start + sum(len(sequence.shadow) for sequence in batch)
+        inputs = torch.from_numpy(np.concatenate((*tokens, *positions, *slots))).to(self.device)
+        tokens_T, positions_T, slots_T = inputs.split((count, count, start))
         x_TD = self.model.embed(tokens_T)
         for masks, added in soft:
             x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))

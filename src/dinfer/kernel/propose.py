@@ -75,7 +75,7 @@ def propose(
     head: Head,
     mask_id: int | None,
     needs: Iterable[str],
-    sampling: RowSampling,
+    sampling: RowSampling | None,
     extras: Extras = Extras(),
 ) -> dict[str, Tensor]:
     """Tokens [R], confidence [R] (probability of the token under the raw logits, float32), and
@@ -86,14 +86,16 @@ def propose(
     after temperature, top-k and top-p, filtered_confidence, filtered_entropy and filtered_margin
     [R]. `held_R` gives kept [R], the probability of these tokens (0 for the mask token). Under
     `guidance` the guided logits count as the raw ones. `embedding_VD` gives expected [R, D], the
-    mean embedding under the raw probabilities.
+    mean embedding under the raw probabilities. sampling: None = the likeliest tokens, where `needs`
+    is empty or names what does not depend on it.
     """
     needs, held, embedding = frozenset(needs), extras.held_R, extras.embedding_VD
-    plain = all(x is None for x in (held, embedding, extras.guidance, sampling.scale))
-    if sampling.greedy and plain and needs <= {"noise"}:
+    greedy = sampling is None or (sampling.greedy and sampling.scale is None)
+    plain = all(x is None for x in (held, embedding, extras.guidance))
+    if greedy and plain and needs <= {"noise"}:
         tokens, confidence = likeliest(hidden_RD, head, mask_id, extras.allowed_RV)
         found = {"tokens": tokens, "confidence": confidence}
-        return found | ({"noise": _noise(sampling)} if needs else {})
+        return found | ({"noise": _noise(sampling)} if sampling and needs else {})
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)
@@ -101,8 +103,8 @@ def propose(
         logits = logits_of(hidden_RD[rows], head)
         if extras.guidance is not None:
             _guide(logits, head, extras.guidance, start)
-        some = sampling.part(rows)
-        if some.scale is not None:
+        some = None if sampling is None else sampling.part(rows)
+        if some is not None and some.scale is not None:
             logits /= some.scale[:, None]
         if mask_id is not None:
             logits[:, mask_id] = -torch.inf
@@ -138,11 +140,11 @@ def _guide(logits_RV: Tensor, head: Head, guidance: Guidance, start: int) -> Non
 
 
 def _one_group(
-    logits: Tensor, needs: frozenset[str], sampling: RowSampling, allowed: Tensor | None
+    logits: Tensor, needs: frozenset[str], sampling: RowSampling | None, allowed: Tensor | None
 ) -> dict[str, Tensor]:
     most, total = normaliser(logits)
     choice = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-    if sampling.greedy:
+    if sampling is None or sampling.greedy:
         best, tokens = choice.max(dim=1)
     else:
         tokens = sample(choice, sampling)
@@ -152,7 +154,7 @@ def _one_group(
         found["entropy"] = _entropy(logits)
     if "margin" in needs:
         found["margin"] = _margin(logits)
-    if needs & FILTERED.keys():
+    if sampling is not None and needs & FILTERED.keys():
         # What top-k and top-p would leave; the token itself is likely in it, but forced tokens and
         # temperature 0 may choose others.
         left = narrowed(choice, sampling)
@@ -161,9 +163,9 @@ def _one_group(
         found["top_tokens"] = choice.topk(min(TOP, logits.shape[1]), dim=1).indices
         above = logits.gather(1, found["top_tokens"]) - most[:, None]
         found["top_probs"] = above.exp() / total[:, None]
-    if "noise" in needs:
+    if sampling is not None and "noise" in needs:
         found["noise"] = _noise(sampling)
-    if "random" in needs:
+    if sampling is not None and "random" in needs:
         step = sampling.step + 1  # the canvas itself was drawn before step 0
         found["random"] = random_tokens(sampling.seed, sampling.position, step, logits.shape[1])
     if "logits" in needs:

@@ -7,7 +7,7 @@
 #include "vectors.h"
 
 constexpr int COLUMNS = 32, BAND = 32;  // outputs of a panel; rows that go through it at once
-constexpr int TILE = 1024, STEP = 2 * TILE;
+constexpr int TILE = 1024, STEP = 2 * TILE, AHEAD = 8 * STEP;  // bytes; weights are fetched so far ahead
 
 struct Linear {          // as in weights.py
   const char* weights;   // [panels][steps][2][16][16][4 bytes]
@@ -50,7 +50,7 @@ inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t s = 0; s < steps; s++, w += STEP, x += 64) {
-    for (int line = 0; line < STEP; line += 64) _mm_prefetch(w + 4 * STEP + line, _MM_HINT_T0);
+    for (int line = 0; line < STEP; line += 64) _mm_prefetch(w + AHEAD + line, _MM_HINT_T0);
     _tile_loadd(6, w, 64);
     _tile_loadd(4, x, stride);
     MULTIPLY(0, 4, 6)
@@ -81,8 +81,8 @@ inline void some_rows(const char* x, int64_t stride, const char* w, int64_t step
   for (int64_t s = 0; s < steps; s++, w += STEP, x += 64)
     for (int i = 0; i < 64; i += 4) {
       __m512i a = _mm512_load_si512(w + 16 * i), b = _mm512_load_si512(w + TILE + 16 * i);
-      _mm_prefetch(w + 4 * STEP + 16 * i, _MM_HINT_T0);
-      _mm_prefetch(w + 4 * STEP + TILE + 16 * i, _MM_HINT_T0);
+      _mm_prefetch(w + AHEAD + 16 * i, _MM_HINT_T0);
+      _mm_prefetch(w + AHEAD + TILE + 16 * i, _MM_HINT_T0);
       for (int r = 0; r < N; r++) {
         __m512i row = spread(x + r * stride + i);
         if constexpr (INT8) {
