@@ -25,12 +25,11 @@ _LANES = 32
 
 def serves(kind: type[Transformer], shape: Shape, dtype: torch.dtype, scheme: object) -> bool:
     """Whether the kernels can run such a model, its weights stored so, on this machine."""
-    if scheme is not None and not isinstance(scheme, Packed | Int8):
-        return False
     line = 64 if isinstance(scheme, Int8) else 32
     inner = (shape.hidden, shape.intermediate, shape.heads * shape.head_size)
     return (
-        kind is Transformer
+        isinstance(scheme, Packed | Int8)
+        and kind is Transformer
         and shape.mixture is None
         and dtype == torch.bfloat16
         and all(size % line == 0 for size in inner)

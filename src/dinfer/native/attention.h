@@ -4,12 +4,18 @@
 // slots alone, so it is the same to the last bit in any batch.
 #pragma once
 #include <cmath>
+#include <cstring>
 
 #include "vectors.h"
 
-constexpr int BLOCK = 128, LANES = 16, TEAMS = 4;  // slots at once; queries of a vector; vectors of a task
+constexpr int BLOCK = 128, LANES = 16, TEAMS = 4;  // slots at once; queries of a team; teams of a task
+#ifdef __AMX_TILE__
+constexpr int PART = 32;  // slots that are mixed at once
+#else
+constexpr int PART = 2;
+#endif
 
-struct Task {        // queries first..last (row-major: row, head of the group) of one span and key head
+struct Task {         // queries first..last (by row, then by head of the group) of one span and key head
   int64_t span, head, first, last;
 };
 
@@ -28,25 +34,34 @@ struct Heads {       // one layer
 
 // What a thread needs for heads of one size.
 struct Desk {
-  uint32_t* q;      // [TEAMS][d / 2][LANES] pairs
-  float* sums;      // [TEAMS][d][LANES]
-  float* scores;    // [BLOCK][LANES]
-  uint32_t* pairs;  // [BLOCK / 2][LANES] probabilities of two slots
-  uint32_t* values; // [BLOCK / 2][d] values of two slots
+  uint32_t* q;       // [TEAMS][d / 2][LANES] pairs of channels
+  float* sums;       // of each team, laid out as `mix` wants them
+  float* scores;     // [BLOCK][LANES]
+  uint32_t* chances; // [BLOCK / 2][LANES] pairs of slots
+  uint32_t* values;  // [BLOCK / 2][d] pairs of slots
+  bf16* keys;        // [64][d], those that lie in no run
 
   static int64_t bytes(int64_t d) {
-    return 4 * (TEAMS * LANES * (d / 2 + d) + BLOCK * LANES * 3 / 2 + BLOCK / 2 * d);
+    return 4 * (TEAMS * LANES * (d / 2 + d) + BLOCK * LANES * 3 / 2 + BLOCK / 2 * d + 32 * d);
   }
   Desk(char* memory, int64_t d) {
     q = reinterpret_cast<uint32_t*>(memory);
     sums = reinterpret_cast<float*>(q + TEAMS * LANES * d / 2);
     scores = sums + TEAMS * LANES * d;
-    pairs = reinterpret_cast<uint32_t*>(scores + BLOCK * LANES);
-    values = pairs + BLOCK / 2 * LANES;
+    chances = reinterpret_cast<uint32_t*>(scores + BLOCK * LANES);
+    values = chances + BLOCK / 2 * LANES;
+    keys = reinterpret_cast<bf16*>(values + BLOCK / 2 * d);
   }
 };
 
-// Queries of up to 16 rows, their pairs of channels side by side.
+struct Slots {       // a block of them, for one head
+  const bf16 *keys[BLOCK], *values[BLOCK];
+  int64_t count, stride;  // stride: from one slot to the next, in numbers; 0 where they are no run
+
+  int64_t whole() const { return (count + PART - 1) / PART * PART; }
+};
+
+// Queries of 16 rows, their pairs of channels side by side.
 inline void lay_queries(const bf16* const* q, int64_t d, uint32_t* out) {
   for (int64_t c = 0; c < d / 2; c += 16) {
     __m512i words[16];
@@ -56,66 +71,166 @@ inline void lay_queries(const bf16* const* q, int64_t d, uint32_t* out) {
   }
 }
 
-inline void lay_values(const bf16* const* v, int64_t count, int64_t d, uint32_t* out) {
-  for (int64_t s = 0; s < count; s += 2, out += d)
+// Behind the last slot lie zeros, to a whole part.
+inline void lay_values(const Slots& slots, int64_t d, uint32_t* out) {
+  for (int64_t s = 0; s < slots.whole(); s += 2, out += d)
     for (int64_t c = 0; c < d; c += 16) {
       auto wide = [&](int64_t slot) {
-        if (slot == count) return _mm512_setzero_si512();
-        return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(v[slot] + c)));
+        if (slot >= slots.count) return _mm512_setzero_si512();
+        return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(slots.values[slot] + c)));
       };
       _mm512_storeu_si512(out + c, _mm512_or_si512(wide(s), _mm512_slli_epi32(wide(s + 1), 16)));
     }
 }
 
-// scores[slot][lane]; returns the greatest of each lane.
+// Two steps of a block, and what is made of the sums at last. `score`: products of queries and keys,
+// [slot][lane]. `mix`: sums of values by chances, on top of what was there times `shrink` (lanes).
+#ifdef __AMX_TILE__
+inline void score(const Desk& desk, const uint32_t* q, const Slots& slots, int64_t d) {
+  for (int64_t s = 0; s < slots.count; s += 64) {
+    const bf16* rows[4];
+    int64_t strides[4], groups = 0;
+    for (; groups < 4 && s + 16 * groups < slots.count; groups++) {
+      const int64_t first = s + 16 * groups, left = slots.count - first;
+      rows[groups] = slots.keys[first];
+      strides[groups] = 2 * slots.stride;
+      if (slots.stride && left >= 16) continue;
+      bf16* copy = desk.keys + 16 * groups * d;
+      for (int64_t i = 0; i < 16 && i < left; i++) memcpy(copy + i * d, slots.keys[first + i], 2 * d);
+      rows[groups] = copy;
+      strides[groups] = 2 * d;
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t c = 0; c < d; c += 32) {
+      _tile_loadd(5, q + c / 2 * LANES, 4 * LANES);
+      _tile_loadd(4, rows[0] + c, strides[0]);
+      _tile_dpbf16ps(0, 4, 5);
+      if (groups > 1) {
+        _tile_loadd(6, rows[1] + c, strides[1]);
+        _tile_dpbf16ps(1, 6, 5);
+      }
+      if (groups > 2) {
+        _tile_loadd(4, rows[2] + c, strides[2]);
+        _tile_dpbf16ps(2, 4, 5);
+      }
+      if (groups > 3) {
+        _tile_loadd(6, rows[3] + c, strides[3]);
+        _tile_dpbf16ps(3, 6, 5);
+      }
+    }
+    float* out = desk.scores + s * LANES;
+    _tile_stored(0, out, 4 * LANES);
+    if (groups > 1) _tile_stored(1, out + 16 * LANES, 4 * LANES);
+    if (groups > 2) _tile_stored(2, out + 32 * LANES, 4 * LANES);
+    if (groups > 3) _tile_stored(3, out + 48 * LANES, 4 * LANES);
+  }
+}
+
+// Sums are [lane][d]; chances become [part][lane][slot].
+inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 shrink) {
+  float by[LANES];
+  _mm512_storeu_ps(by, shrink);
+  for (int lane = 0; lane < LANES; lane++)
+    for (int64_t c = 0; c < d; c += 16) {
+      float* place = sums + lane * d + c;
+      _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), _mm512_set1_ps(by[lane])));
+    }
+  for (int64_t s = 0; s < whole; s += PART) {
+    __m512i words[16];
+    uint32_t* part = desk.chances + s / 2 * LANES;
+    for (int i = 0; i < 16; i++) words[i] = _mm512_loadu_si512(part + i * LANES);
+    transpose(words);
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(part + i * LANES, words[i]);
+  }
+  for (int64_t c = 0; c < d; c += 32) {
+    _tile_loadd(0, sums + c, 4 * d);
+    _tile_loadd(1, sums + c + 16, 4 * d);
+    for (int64_t s = 0; s < whole; s += PART) {
+      const uint32_t* v = desk.values + s / 2 * d + c;
+      _tile_loadd(4, desk.chances + s / 2 * LANES, 4 * LANES);
+      _tile_loadd(5, v, 4 * d);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(6, v + 16, 4 * d);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    _tile_stored(0, sums + c, 4 * d);
+    _tile_stored(1, sums + c + 16, 4 * d);
+  }
+}
+
+inline void give(const float* sums, int64_t d, __m512 norm, float* const* out, int64_t lanes) {
+  float by[LANES];
+  _mm512_storeu_ps(by, norm);
+  for (int64_t lane = 0; lane < lanes; lane++)
+    for (int64_t c = 0; c < d; c += 16)
+      _mm512_storeu_ps(out[lane] + c, _mm512_div_ps(_mm512_loadu_ps(sums + lane * d + c), _mm512_set1_ps(by[lane])));
+}
+#else
 template <int N>
-inline __m512 score(const bf16* const* k, const uint32_t* q, int64_t d, __m512 scale, float* out) {
+inline void score_some(const bf16* const* k, const uint32_t* q, int64_t d, float* out) {
   __m512 sums[N];
   for (int i = 0; i < N; i++) sums[i] = _mm512_setzero_ps();
   for (int64_t c = 0; c < d / 2; c++) {
     __m512i pair = _mm512_loadu_si512(q + c * LANES);
     for (int i = 0; i < N; i++) sums[i] = dot(sums[i], pair, spread(k[i] + 2 * c));
   }
-  __m512 most = _mm512_set1_ps(-INFINITY);
-  for (int i = 0; i < N; i++) {
-    sums[i] = _mm512_mul_ps(sums[i], scale);
-    most = _mm512_max_ps(most, sums[i]);
-    _mm512_storeu_ps(out + i * LANES, sums[i]);
-  }
-  return most;
+  for (int i = 0; i < N; i++) _mm512_storeu_ps(out + i * LANES, sums[i]);
 }
 
-// One block of slots for one vector of queries. top and norm: greatest score so far and the sum of
-// e^(score - top), per lane.
-inline void fold(const Desk& desk, int team, const bf16* const* k, int64_t count, int64_t d, __m512& top, __m512& norm) {
-  const uint32_t* q = desk.q + team * LANES * d / 2;
-  float* sums = desk.sums + team * LANES * d;
-  __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(static_cast<float>(d))), most = top;
+inline void score(const Desk& desk, const uint32_t* q, const Slots& slots, int64_t d) {
   int64_t s = 0;
-  for (; s + 8 <= count; s += 8) most = _mm512_max_ps(most, score<8>(k + s, q, d, scale, desk.scores + s * LANES));
-  for (; s < count; s++) most = _mm512_max_ps(most, score<1>(k + s, q, d, scale, desk.scores + s * LANES));
-  __m512 shrink = exponential(_mm512_sub_ps(top, most));
+  for (; s + 8 <= slots.count; s += 8) score_some<8>(slots.keys + s, q, d, desk.scores + s * LANES);
+  for (; s < slots.count; s++) score_some<1>(slots.keys + s, q, d, desk.scores + s * LANES);
+}
+
+// Sums are [d][lane].
+inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 shrink) {
+  for (int64_t c = 0; c < d; c += 16) {
+    __m512 sum[16];
+    for (int i = 0; i < 16; i++) sum[i] = _mm512_mul_ps(_mm512_loadu_ps(sums + (c + i) * LANES), shrink);
+    for (int64_t s = 0; s < whole; s += 2) {
+      __m512i pair = _mm512_loadu_si512(desk.chances + s / 2 * LANES);
+      const uint32_t* v = desk.values + s / 2 * d + c;
+      for (int i = 0; i < 16; i++) sum[i] = dot(sum[i], pair, spread(v + i));
+    }
+    for (int i = 0; i < 16; i++) _mm512_storeu_ps(sums + (c + i) * LANES, sum[i]);
+  }
+}
+
+inline void give(const float* sums, int64_t d, __m512 norm, float* const* out, int64_t lanes) {
+  for (int64_t c = 0; c < d; c += 16) {
+    __m512i words[16];
+    for (int i = 0; i < 16; i++) words[i] = (__m512i)_mm512_div_ps(_mm512_loadu_ps(sums + (c + i) * LANES), norm);
+    transpose(words);
+    for (int64_t lane = 0; lane < lanes; lane++) _mm512_storeu_si512(out[lane] + c, words[lane]);
+  }
+}
+#endif
+
+// One block of slots for one team of queries. top and norm: greatest score so far and the sum of
+// e^(score - top), by lane.
+inline void fold(const Desk& desk, int64_t team, const Slots& slots, int64_t d, __m512& top, __m512& norm) {
+  score(desk, desk.q + team * LANES * d / 2, slots, d);
+  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(static_cast<float>(d)));
+  __m512 most = top;
+  for (int64_t s = 0; s < slots.count; s++)
+    most = _mm512_max_ps(most, _mm512_mul_ps(_mm512_loadu_ps(desk.scores + s * LANES), scale));
+  const __m512 shrink = exponential(_mm512_sub_ps(top, most));
   top = most;
   norm = _mm512_mul_ps(norm, shrink);
   auto chance = [&](int64_t slot) {
-    if (slot == count) return _mm512_setzero_ps();
-    return exponential(_mm512_sub_ps(_mm512_loadu_ps(desk.scores + slot * LANES), top));
+    if (slot >= slots.count) return _mm512_setzero_ps();
+    return exponential(_mm512_fmsub_ps(_mm512_loadu_ps(desk.scores + slot * LANES), scale, top));
   };
-  for (s = 0; s < count; s += 2) {
+  for (int64_t s = 0; s < slots.whole(); s += 2) {
     __m512 one = chance(s), other = chance(s + 1);
     norm = _mm512_add_ps(norm, _mm512_add_ps(one, other));
-    _mm512_storeu_si512(desk.pairs + s / 2 * LANES, paired(one, other));
+    _mm512_storeu_si512(desk.chances + s / 2 * LANES, paired(one, other));
   }
-  for (int64_t c = 0; c < d; c += 16) {
-    __m512 mix[16];
-    for (int i = 0; i < 16; i++) mix[i] = _mm512_mul_ps(_mm512_loadu_ps(sums + (c + i) * LANES), shrink);
-    for (s = 0; s < count; s += 2) {
-      __m512i pair = _mm512_loadu_si512(desk.pairs + s / 2 * LANES);
-      const uint32_t* v = desk.values + s / 2 * d + c;
-      for (int i = 0; i < 16; i++) mix[i] = dot(mix[i], pair, spread(v + i));
-    }
-    for (int i = 0; i < 16; i++) _mm512_storeu_ps(sums + (c + i) * LANES, mix[i]);
-  }
+  mix(desk, desk.sums + team * LANES * d, slots.whole(), d, shrink);
 }
 
 inline void attend(const Heads& h, const Span& span, const int64_t* listed, const Task& task, const Desk& desk) {
@@ -132,28 +247,26 @@ inline void attend(const Heads& h, const Span& span, const int64_t* listed, cons
     const bf16* q[LANES];
     for (int i = 0; i < LANES; i++) q[i] = h.q + place(t, i);
     lay_queries(q, d, desk.q + t * LANES * d / 2);
-    for (int64_t i = 0; i < d; i++) _mm512_storeu_ps(desk.sums + (t * d + i) * LANES, _mm512_setzero_ps());
     top[t] = _mm512_set1_ps(-1e30f);
     norm[t] = _mm512_setzero_ps();
   }
+  memset(desk.sums, 0, 4 * teams * LANES * d);
+  Slots slots;
+  slots.stride = span.slot >= 0 ? step : 0;
   for (int64_t low = 0; low < span.count; low += BLOCK) {
-    int64_t count = span.count - low < BLOCK ? span.count - low : BLOCK;
-    const bf16 *k[BLOCK], *v[BLOCK];
-    for (int64_t s = 0; s < count; s++) {
+    slots.count = span.count - low < BLOCK ? span.count - low : BLOCK;
+    for (int64_t s = 0; s < slots.count; s++) {
       int64_t slot = span.slot >= 0 ? span.slot + low + s : listed[-1 - span.slot + low + s];
-      k[s] = h.keys + slot * step + task.head * d;
-      v[s] = h.values + slot * step + task.head * d;
+      slots.keys[s] = h.keys + slot * step + task.head * d;
+      slots.values[s] = h.values + slot * step + task.head * d;
     }
-    lay_values(v, count, d, desk.values);
-    for (int64_t t = 0; t < teams; t++) fold(desk, t, k, count, d, top[t], norm[t]);
+    lay_values(slots, d, desk.values);
+    for (int64_t t = 0; t < teams; t++) fold(desk, t, slots, d, top[t], norm[t]);
   }
-  for (int64_t t = 0; t < teams; t++)
-    for (int64_t c = 0; c < d; c += 16) {
-      __m512i words[16];
-      for (int i = 0; i < 16; i++)
-        words[i] = (__m512i)_mm512_div_ps(_mm512_loadu_ps(desk.sums + (t * d + c + i) * LANES), norm[t]);
-      transpose(words);
-      for (int i = 0; i < LANES && task.first + t * LANES + i < task.last; i++)
-        _mm512_storeu_si512(h.out + place(t, i) + c, words[i]);
-    }
+  for (int64_t t = 0; t < teams; t++) {
+    float* out[LANES];
+    for (int i = 0; i < LANES; i++) out[i] = h.out + place(t, i);
+    const int64_t left = task.last - task.first - t * LANES;
+    give(desk.sums + t * LANES * d, d, norm[t], out, left < LANES ? left : LANES);
+  }
 }

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -25,30 +26,39 @@ _NEEDED = {
 }
 _TILES = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
 """torch's names of what a CPU can do, and the compiler's flags for it."""
+log = logging.getLogger("dinfer")
 
 
+@cache
 def able() -> bool:
-    """Whether this machine can compile and run the kernels."""
+    """Whether the kernels run here: on Linux, on a CPU with AVX-512's bfloat16 and int8
+    instructions, with g++ (11 or later). Compiles them, which takes seconds the first time.
+    """
+    if not (sys.platform.startswith("linux") and _has(_NEEDED) and _compiler()):
+        return False
+    try:
+        library()
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", b"") or str(error).encode()
+        first = said.decode(errors="replace").strip().splitlines()[:1]
+        log.warning("the kernels could not be compiled, so torch's compiler is used: %s", *first)
+        return False
+    return True
+
+
+def has_tiles() -> bool:
+    """Whether the CPU has AMX's tiles and Linux lets this process use them."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # Linux has every process ask once
+    return _has(_TILES) and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
+
+
+def _has(units: dict[str, str]) -> bool:
     known = torch.cpu.get_capabilities()
-    units = all(known.get(name, False) for name in _NEEDED)
-    return sys.platform.startswith("linux") and units and _compiler() is not None
+    return all(known.get(name, False) for name in units)
 
 
 def _compiler() -> str | None:
-    chosen = os.environ.get("CXX")
-    return shutil.which(chosen) if chosen else shutil.which("g++") or shutil.which("clang++")
-
-
-def _flags() -> list[str]:
-    known = torch.cpu.get_capabilities()
-    tiles = all(known.get(name, False) for name in _TILES) and _may_use_tiles()
-    return [*_FLAGS, *_NEEDED.values(), *(_TILES.values() if tiles else ())]
-
-
-def _may_use_tiles() -> bool:
-    """Asks Linux for AMX's registers, which a process has to do once."""
-    arch_prctl, request, tile_data = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
+    return shutil.which(os.environ.get("CXX") or "g++")
 
 
 def _folder() -> Path:
@@ -57,12 +67,16 @@ def _folder() -> Path:
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """The kernels. The first call on a machine takes seconds; the result stays in the user's cache
-    folder, under a name that tells source and flags apart. Raises OSError or CalledProcessError.
+def library(tiles: bool | None = None) -> ctypes.CDLL:
+    """The kernels, from the user's cache folder, where they lie under a name that tells sources
+    and flags apart. tiles: with AMX or without; None = as this machine can. Raises OSError or
+    CalledProcessError.
     """
-    compiler, flags = _compiler(), _flags()
+    if tiles is None:
+        return library(has_tiles())
+    compiler = _compiler()
     assert compiler is not None, "ask able() first"
+    flags = [*_FLAGS, *_NEEDED.values(), *(_TILES.values() if tiles else ())]
     sources = sorted(_SOURCE.parent.glob("*.h")) + [_SOURCE]
     text = b"".join(path.read_bytes() for path in sources)
     name = hashlib.sha256(text + " ".join([compiler, *flags]).encode()).hexdigest()[:16]
@@ -71,8 +85,7 @@ def library() -> ctypes.CDLL:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            subprocess.run(
-                [compiler, *flags, str(_SOURCE), "-o", str(made)], check=True, capture_output=True
-            )
+            command = [compiler, *flags, str(_SOURCE), "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True)
             made.replace(path)  # at once, so that no other process sees half a file
     return ctypes.CDLL(str(path))
