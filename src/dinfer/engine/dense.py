@@ -12,6 +12,7 @@ from dinfer.engine.stored import Stored
 from dinfer.kernel.attention import Span
 from dinfer.native import build
 from dinfer.native.products import Laid, Linear, Product, Search
+from dinfer.nn.mlp import GatedMLP
 from dinfer.nn.norm import RMSNorm
 from dinfer.nn.packed import Packed
 from dinfer.nn.quantised import CodedHead, CodedLinear
@@ -96,7 +97,8 @@ class Dense:
         x, out = x_TD.contiguous(), torch.empty_like(x_TD)
         step = _Step(
             x.data_ptr(), positions_T.data_ptr(), attend.slots_T.data_ptr(), cos.data_ptr(),
-            sin.data_ptr(), table.ctypes.data, listed.ctypes.data, out.data_ptr(), len(x), len(table),
+            sin.data_ptr(), table.ctypes.data, listed.ctypes.data, out.data_ptr(),
+            len(x), len(table),
         )  # fmt: skip
         self._library.body(
             ctypes.byref(self._model), ctypes.byref(step), self._int8, torch.get_num_threads()
@@ -108,6 +110,7 @@ class Dense:
         shape, model = self.model.shape, self.model
         self._layers = (_Layer * shape.layers)()
         for number, layer in enumerate(model.layers):
+            assert isinstance(layer, Layer) and isinstance(layer.mlp, GatedMLP)
             attention, mlp = layer.attention, layer.mlp
             self._layers[number] = _Layer(
                 self._linear(attention.qkv), self._linear(attention.out),
@@ -116,14 +119,15 @@ class Dense:
                 self._norm(attention.k_norm), self._norm(layer.mlp_norm),
                 attend.pool.keys(number).data_ptr(), attend.pool.values(number).data_ptr(),
             )  # fmt: skip
-        self._int8 = int(isinstance(model.layers[0].attention.qkv.scheme.scheme, Int8))
+        self._int8 = int(self._layers[0].qkv.scales is not None)
         self._model = _Model(
             ctypes.addressof(self._layers), self._norm(model.norm), shape.layers, shape.hidden,
             shape.heads, shape.kv_heads, shape.head_size, shape.rotary or shape.head_size,
             shape.intermediate, shape.norm_eps,
         )  # fmt: skip
 
-    def _linear(self, layer: CodedLinear) -> Linear:
+    def _linear(self, layer: torch.nn.Module) -> Linear:
+        assert isinstance(layer, CodedLinear)
         product = layer.products[0]
         assert isinstance(product, Product)
         linear = Linear.from_buffer_copy(product.linear)

@@ -66,7 +66,7 @@ class Runner:
         # One array goes to the device, not three: shadow rows have no slots.
         count = start + sum(len(sequence.shadow) for sequence in batch)
         inputs = torch.from_numpy(np.concatenate((*tokens, *positions, *slots))).to(self.device)
-        tokens_T, positions_T, slots_T = inputs.split((count, count, start))
+        tokens_T, positions_T, slots_T = torch.split(inputs, [count, count, start])
         x_TD = self.model.embed(tokens_T)
         for masks, added in soft:
             x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))

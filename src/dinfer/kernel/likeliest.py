@@ -36,18 +36,21 @@ class Head(Protocol):
 
 
 Search = Callable[[Tensor, int | None], tuple[Tensor, Tensor]]
+"""What `likeliest` does without limits, of a head that brings its own as its `search`."""
+
+
+def searcher(head: Head) -> Search | None:
+    """The head's own search; None = it has none."""
+    found: Search | None = getattr(head, "search", None)
+    return found
 
 
 def likeliest(
     hidden_RD: Tensor, head: Head, mask_id: int | None, allowed_RV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Tokens [R] int64 and their probabilities [R] float32; the mask token, where there is one, has
-    none. `allowed_RV` (bool) limits the choice and leaves the probabilities alone. A head may
-    bring a `search` of its own, `(hidden_RD, mask_id) -> tokens, probabilities`.
+    none. `allowed_RV` (bool) limits the choice and leaves the probabilities alone.
     """
-    search: Search | None = getattr(head, "search", None)
-    if search is not None and allowed_RV is None:
-        return search(hidden_RD, mask_id)
     parts = [
         _of_group(hidden_RD[start : start + GROUP], head, mask_id,
                   None if allowed_RV is None else allowed_RV[start : start + GROUP])

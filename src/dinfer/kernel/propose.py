@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dinfer.kernel.likeliest import Head, likeliest, logits_of, normaliser
+from dinfer.kernel.likeliest import Head, likeliest, logits_of, normaliser, searcher
 from dinfer.kernel.noise import random_tokens, uniform
 from dinfer.step import TOP
 
@@ -89,13 +89,52 @@ def propose(
     mean embedding under the raw probabilities. sampling: None = the likeliest tokens, where `needs`
     is empty or names what does not depend on it.
     """
-    needs, held, embedding = frozenset(needs), extras.held_R, extras.embedding_VD
+    needs, search = frozenset(needs), searcher(head)
     greedy = sampling is None or (sampling.greedy and sampling.scale is None)
-    plain = all(x is None for x in (held, embedding, extras.guidance))
+    plain = all(x is None for x in (extras.guidance, extras.held_R, extras.embedding_VD))
     if greedy and plain and needs <= {"noise"}:
-        tokens, confidence = likeliest(hidden_RD, head, mask_id, extras.allowed_RV)
+        if search is not None and extras.allowed_RV is None:
+            tokens, confidence = search(hidden_RD, mask_id)
+        else:
+            tokens, confidence = likeliest(hidden_RD, head, mask_id, extras.allowed_RV)
         found = {"tokens": tokens, "confidence": confidence}
-        return found | ({"noise": _noise(sampling)} if sampling and needs else {})
+        if sampling is not None and needs:
+            found["noise"] = _noise(sampling)
+        if extras.allowed_RV is None:
+            return found
+    else:
+        found = _in_groups(hidden_RD, head, mask_id, needs, sampling, extras)
+    if search is not None and found:
+        rows = _searchable(len(hidden_RD), sampling, extras)
+        found["tokens"][rows], found["confidence"][rows] = search(hidden_RD[rows], mask_id)
+    return found
+
+
+def _searchable(count: int, sampling: RowSampling | None, extras: Extras) -> Tensor:
+    """Rows that only want the likeliest token. A head's own search rounds in its own way, so it
+    answers these whoever is in the batch, and no others.
+    """
+    rows = torch.ones(count, dtype=torch.bool)
+    if sampling is not None:
+        rows &= sampling.temperature == 0
+        rows &= True if sampling.scale is None else sampling.scale == 1
+    if extras.allowed_RV is not None:
+        rows &= extras.allowed_RV.all(dim=1)
+    if extras.guidance is not None:
+        rows[torch.from_numpy(extras.guidance.rows)] = False
+    return rows.nonzero().squeeze(1)
+
+
+def _in_groups(
+    hidden_RD: Tensor,
+    head: Head,
+    mask_id: int | None,
+    needs: frozenset[str],
+    sampling: RowSampling | None,
+    extras: Extras,
+) -> dict[str, Tensor]:
+    """From all logits of the rows, GROUP at a time."""
+    held, embedding = extras.held_R, extras.embedding_VD
     parts = []
     for start in range(0, len(hidden_RD), GROUP):
         rows = slice(start, start + GROUP)

@@ -77,7 +77,7 @@ def library(tiles: bool | None = None) -> ctypes.CDLL:
     compiler = _compiler()
     assert compiler is not None, "ask able() first"
     flags = [*_FLAGS, *_NEEDED.values(), *(_TILES.values() if tiles else ())]
-    sources = sorted(_SOURCE.parent.glob("*.h")) + [_SOURCE]
+    sources = [*sorted(_SOURCE.parent.glob("*.h")), _SOURCE]
     text = b"".join(path.read_bytes() for path in sources)
     name = hashlib.sha256(text + " ".join([compiler, *flags]).encode()).hexdigest()[:16]
     path = _folder() / f"dense-{name}.so"

@@ -6,7 +6,7 @@ R rows, D inputs, O outputs, V vocabulary.
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ _RAISED = 128
 
 
 class Linear(ctypes.Structure):
-    """As in product.h: addresses of weights, scales, lifts and bias; numbers of lines and panels."""
+    """As in product.h: addresses of weights, scales, lifts, bias; numbers of lines, panels."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "lifts", "bias")),
@@ -63,6 +63,7 @@ class Product:
                 self.linear.lifts = self.kept[2].data_ptr()
 
     def __call__(self, x_RD: Tensor) -> Tensor:
+        """[R, O], rounded to bfloat16."""
         x = x_RD.contiguous()
         out = x.new_empty(len(x), self.outputs)
         library().product(
@@ -106,11 +107,7 @@ class Laid:
     """A scheme of `nn/quantised.py` whose weights (bfloat16 or int8 codes) are laid out so."""
 
     scheme: Any
-
-    @property
-    def head(self) -> bool:
-        """As the scheme."""
-        return bool(self.scheme.head)
+    head: ClassVar[bool] = True
 
     def fits(self, size: int) -> bool:
         """As the scheme."""

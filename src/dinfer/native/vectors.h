@@ -31,9 +31,10 @@ inline __m512i spread(const void* pair) {
   return _mm512_set1_epi32(*static_cast<const int32_t*>(pair));
 }
 
-// e^x to 2 units in the last place for x <= 88; 0 from -104 on.
+// e^x to 2 units in the last place for x <= 88; 0 from -104 on. What is no number stays none: of
+// max(a, b) it is b that comes through, whatever it is.
 inline __m512 exponential(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-104.0f));
+  x = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);
   __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
   // ln 2 in two parts (Cody and Waite), then the Taylor series.
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145751953125f), x);
@@ -45,7 +46,7 @@ inline __m512 exponential(__m512 x) {
 }
 
 inline __m512 silu(__m512 x) {
-  __m512 e = exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), _mm512_set1_ps(80.0f)));
+  __m512 e = exponential(_mm512_min_ps(_mm512_set1_ps(80.0f), _mm512_sub_ps(_mm512_setzero_ps(), x)));
   return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
 }
 

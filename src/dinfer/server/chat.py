@@ -13,7 +13,7 @@ from dinfer.request import Output
 from dinfer.server.fields import Answering, Finish, StatsBody, Strict, UsageBody
 from dinfer.server.form import Chunk, Form
 from dinfer.server.refusal import Refusal, naming
-from dinfer.server.reply import Reply
+from dinfer.server.reply import STREAMED, Reply
 from dinfer.server.room import answer_length
 from dinfer.server.site import Site
 from dinfer.step import TOP
@@ -232,7 +232,9 @@ def _length(body: ChatBody) -> int | None:
 def add_to(app: FastAPI, site: Site) -> None:
     """Registers the endpoint."""
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
+    @app.post(
+        "/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED, tags=["OpenAI"]
+    )
     async def chat_completions(body: ChatBody) -> Reply:
         """Answers a conversation."""
         return Reply(site, await run_in_threadpool(prepare, site, body))

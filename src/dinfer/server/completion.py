@@ -13,7 +13,7 @@ from dinfer.request import Output, Request
 from dinfer.server.fields import Answering, Finish, One, StatsBody, TokenIds, UsageBody
 from dinfer.server.form import Chunk, Form
 from dinfer.server.refusal import Refusal, naming
-from dinfer.server.reply import Reply
+from dinfer.server.reply import STREAMED, Reply
 from dinfer.server.room import answer_length
 from dinfer.server.site import Site
 from dinfer.step import TOP
@@ -197,7 +197,7 @@ def _echo(llm: AsyncLLM, prompt: str | list[int]) -> str:
 def add_to(app: FastAPI, site: Site) -> None:
     """Registers the endpoint."""
 
-    @app.post("/v1/completions", response_model=Completion, tags=["OpenAI"])
+    @app.post("/v1/completions", response_model=Completion, responses=STREAMED, tags=["OpenAI"])
     async def completions(body: CompletionBody) -> Reply:
         """Continues text, or fills in before a suffix."""
         return Reply(site, await run_in_threadpool(prepare, site, body))

@@ -15,7 +15,7 @@ from dinfer.request import Output, Request
 from dinfer.server.fields import Common, Finish, StatsBody, Strict, TokenIds, UsageBody
 from dinfer.server.form import Chunk, Form
 from dinfer.server.refusal import Refusal, naming
-from dinfer.server.reply import Reply
+from dinfer.server.reply import STREAMED, Reply
 from dinfer.server.site import Site
 
 Span = tuple[int, int]
@@ -192,7 +192,7 @@ def _from_pins(llm: AsyncLLM, body: InfillBody) -> Layout:
 def add_to(app: FastAPI, site: Site) -> None:
     """Registers the endpoint."""
 
-    @app.post("/v1/infill", response_model=Infill, tags=["canvas"])
+    @app.post("/v1/infill", response_model=Infill, responses=STREAMED, tags=["canvas"])
     async def infill(body: InfillBody) -> Reply:
         """Fills the holes of a text, or a canvas around pinned tokens."""
         return Reply(site, await run_in_threadpool(prepare, site, body))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 from starlette.responses import Response
@@ -27,6 +28,15 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would keep events back
 ]
+
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream` its chunks, each an event's data, then [DONE].",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""What the document says of an answer beside its JSON form."""
 
 
 class Reply(Response):

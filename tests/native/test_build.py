@@ -1,0 +1,68 @@
+"""The kernels are compiled once, and where they cannot be, everything works without."""
+
+import logging
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from dinfer import LLM
+from dinfer.engine.dense import Dense
+from dinfer.native import build
+
+needs = pytest.mark.skipif(not build.able(), reason="this machine cannot run the kernels")
+
+
+@pytest.fixture
+def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache folder, and nothing known of this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("able", "library"):
+        monkeypatch.setattr(build, name, cache(getattr(build, name).__wrapped__))
+    return tmp_path
+
+
+@needs
+def test_compiled_once(afresh: Path) -> None:
+    assert build.able()
+    (made,) = (afresh / "dinfer").iterdir()
+    before = made.stat().st_mtime_ns
+    build.library.cache_clear()
+    assert build.library().raised() in (0, 1)
+    assert made.stat().st_mtime_ns == before
+
+
+@needs
+def test_a_compiler_that_fails(
+    afresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it said is told. That there is none is for torch's compiler to say."""
+    compiler = afresh / "c++"
+    monkeypatch.setenv("CXX", str(compiler))
+    with caplog.at_level(logging.WARNING, "dinfer"):
+        assert not build.able() and not caplog.records
+        compiler.write_text("#!/bin/sh\necho 'no such option' >&2; exit 1\n")
+        compiler.chmod(0o755)
+        build.able.cache_clear()
+        assert not build.able()
+    (record,) = caplog.records
+    assert record.getMessage().endswith("no such option")
+
+
+@needs
+def test_who_uses_them() -> None:
+    """bfloat16 and int8 of dense families, where a compiled engine was asked for."""
+    kinds = {
+        (dtype, quant): type(
+            LLM(
+                "tiny-llada", dtype=dtype, device="cpu", quant=quant, compiled=True
+            ).engine.runner.body
+        )
+        for dtype, quant in (
+            ("bfloat16", None),
+            ("bfloat16", "int8"),
+            ("bfloat16", "int4"),
+            ("float32", None),
+        )
+    }
+    assert [kind is Dense for kind in kinds.values()] == [True, True, False, False]
