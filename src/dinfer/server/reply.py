@@ -33,7 +33,15 @@ STREAM_HEADERS = [
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream` its chunks, each an event's data, then [DONE].",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {
+            "text/event-stream": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"data": {"type": "string"}},
+                    "required": ["data"],
+                }
+            }
+        },
     }
 }
 """What the document says of an answer beside its JSON form."""
