@@ -344,7 +344,7 @@ def best(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     the left.
     """
     place = torch.where(eligible_BW, score_BW, -torch.inf).argmax(dim=1, keepdim=True)
-    return torch.zeros_like(eligible_BW).scatter_(1, place, eligible_BW.gather(1, place))
+    return torch.zeros_like(eligible_BW).scatter_(1, place, True) & eligible_BW
 
 
 def recall(states: Sequence[WindowState], name: str, blank: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Threshold:
         assert confidence is not None
         sure = confidence > self.threshold if self.strict else confidence >= self.threshold
         if self.steps == self.pace == 0 and self.least == 1 and not self.lead:
-            return Commit(masked & sure | best(confidence, masked), proposal.tokens)
+            return Commit((sure | best(confidence, masked)) & masked, proposal.tokens)
         rank = ranks(confidence, masked)
         quota = quotas(states, self.steps, masked.device).clamp(min=self.least)
         if self.pace:

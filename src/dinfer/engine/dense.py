@@ -53,10 +53,6 @@ _Model = _struct(
     "_Model", layers=_At, norm=_At, count=_N, hidden=_N, heads=_N, kv_heads=_N, size=_N,
     rotary=_N, intermediate=_N, eps=ctypes.c_double,
 )  # fmt: skip
-_Step = _struct(
-    "_Step", x=_At, positions=_At, slots=_At, cos=_At, sin=_At, spans=_At, listed=_At, out=_At,
-    rows=_N, spans_count=_N,
-)  # fmt: skip
 
 
 def laid(model: Transformer) -> bool:
@@ -92,17 +88,14 @@ class Dense:
             return out
         if self._layers is None:
             self._lay(attend)
-        cos, sin = self._rotary(int(positions_T.max()) + 1)
+        cos, sin = self._rotary(attend.length)
         table, listed = _table(spans)
         x, out = x_TD.contiguous(), torch.empty_like(x_TD)
-        step = _Step(
-            x.data_ptr(), positions_T.data_ptr(), attend.slots_T.data_ptr(), cos.data_ptr(),
-            sin.data_ptr(), table.ctypes.data, listed.ctypes.data, out.data_ptr(),
-            len(x), len(table),
-        )  # fmt: skip
         self._library.body(
-            ctypes.byref(self._model), ctypes.byref(step), self._int8, torch.get_num_threads()
-        )
+            ctypes.addressof(self._model), x.data_ptr(), positions_T.data_ptr(),
+            attend.slots_T.data_ptr(), cos.data_ptr(), sin.data_ptr(), table.ctypes.data,
+            listed.ctypes.data, out.data_ptr(), len(x), len(table), torch.get_num_threads(),
+        )  # fmt: skip
         return out
 
     def _lay(self, attend: Stored) -> None:
@@ -119,7 +112,6 @@ class Dense:
                 self._norm(attention.k_norm), self._norm(layer.mlp_norm),
                 attend.pool.keys(number).data_ptr(), attend.pool.values(number).data_ptr(),
             )  # fmt: skip
-        self._int8 = int(self._layers[0].qkv.scales is not None)
         self._model = _Model(
             ctypes.addressof(self._layers), self._norm(model.norm), shape.layers, shape.hidden,
             shape.heads, shape.kv_heads, shape.head_size, shape.rotary or shape.head_size,

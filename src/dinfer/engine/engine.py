@@ -257,6 +257,8 @@ class Engine:
             assert sequence.window is not None
             end = min(end, sequence.window.start)
         end = max(end, sequence.settled)
+        if end == sequence.settled and not done:
+            return []
         new = canvas.tokens[sequence.settled : end].tolist()
         sequence.settled = end
         stopped = self._stopped(sequence, new)

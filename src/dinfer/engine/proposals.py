@@ -180,25 +180,32 @@ def _found(
 
 def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
     """Lays the lines out as [B, W], asks the decoder, and reads its choice back."""
+    count, device = len(lines), found["tokens"].device
     width = max(line.part.stop - line.part.start for line in lines)
-    column = np.concatenate([line.asked - line.part.start for line in lines])
-    row = np.repeat(np.arange(len(lines)), [len(line.asked) for line in lines])
-    device = found["tokens"].device
-    place = torch.from_numpy(row * width + column).to(device)
+    places = np.concatenate(
+        [line.asked + (row * width - line.part.start) for row, line in enumerate(lines)]
+    )
+    place = torch.from_numpy(places).to(device)
     # All that was found, in its order, needs no copy.
-    if len(row) != len(found["tokens"]):
+    if len(places) != len(found["tokens"]):
         found = {name: torch.cat([x[line.rows] for line in lines]) for name, x in found.items()}
 
     def laid(x: Tensor) -> Tensor:
-        blank = torch.zeros(len(lines) * width, *x.shape[1:], dtype=x.dtype, device=device)
-        return blank.index_copy_(0, place, x).view(len(lines), width, *x.shape[1:])
+        blank = torch.zeros(count * width, *x.shape[1:], dtype=x.dtype, device=device)
+        return blank.index_copy_(0, place, x).view(count, width, *x.shape[1:])
 
-    blank = np.concatenate([line.sequence.canvas.masked[line.asked] for line in lines])
-    masked = laid(torch.from_numpy(blank).to(device))
-    editable = None if decoder.monotone else laid(torch.from_numpy(~blank).to(device))
-    proposal = Proposal(**{name: laid(x) for name, x in found.items()}, editable=editable)
-    commit = decoder.commit(proposal, masked, [line.state for line in lines])
-    return _read(commit, proposal, masked, [line.part for line in lines])
+    masked, editable = np.zeros((2, count * width), bool)
+    masked[places] = np.concatenate([line.sequence.canvas.masked[line.asked] for line in lines])
+    editable[places] = ~masked[places]
+    masked_BW, editable_BW = (
+        torch.from_numpy(x).to(device).view(count, width) for x in (masked, editable)
+    )
+    proposal = Proposal(
+        **{name: laid(x) for name, x in found.items()},
+        editable=None if decoder.monotone else editable_BW,
+    )
+    commit = decoder.commit(proposal, masked_BW, [line.state for line in lines])
+    return _read(commit, proposal, masked_BW, [line.part for line in lines])
 
 
 def _read(

@@ -63,6 +63,7 @@ class Runner:
                 start += len(plan.rows)
             sequence.canvas.stale[rows] = False
         shades = self._shades(batch, tokens, positions)
+        longest = max(len(sequence.canvas) for sequence in batch)
         # One array goes to the device, not three: shadow rows have no slots.
         count = start + sum(len(sequence.shadow) for sequence in batch)
         inputs = torch.from_numpy(np.concatenate((*tokens, *positions, *slots))).to(self.device)
@@ -70,7 +71,7 @@ class Runner:
         x_TD = self.model.embed(tokens_T)
         for masks, added in soft:
             x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))
-        attend = Stored(self.pool, slots_T, self.windows, spans, shades)
+        attend = Stored(self.pool, slots_T, longest, self.windows, spans, shades)
         if self.model.conditioned:
             x_TD, open_T = self._condition(batch, x_TD, positions)
             return self.body(x_TD, positions_T, attend, open_T)

@@ -13,12 +13,14 @@ from dinfer.kernel.shadow import Shade, shadow_attention
 
 @dataclass(frozen=True)
 class Stored:
-    """An `Attend` for one step. slots_T: where the rows' keys and values go; windows: that of each
-    layer; spans: who sees what, for each window; shades: the shadow rows behind the others.
+    """An `Attend` for one step. slots_T: where the rows' keys and values go; length: positions are
+    below it; windows: that of each layer; spans: who sees what, for each window; shades: the shadow
+    rows behind the others.
     """
 
     pool: Pool
     slots_T: Tensor
+    length: int
     windows: list[int | None]
     spans: dict[int | None, list[Span]]
     shades: list[Shade]

@@ -8,38 +8,40 @@
 
 #include "vectors.h"
 
-constexpr int BLOCK = 128, LANES = 16, TEAMS = 4;  // slots at once; queries of a team; teams of a task
+constexpr int BLOCK = 128, LANES = 16,
+              TEAMS = 4;  // slots at once; queries of a team; teams of a task
 #ifdef __AMX_TILE__
 constexpr int PART = 32;  // slots that are mixed at once
 #else
 constexpr int PART = 2;
 #endif
 
-struct Task {         // queries first..last (by row, then by head of the group) of one span and key head
+struct Task {  // queries first..last (by row, then by head of the group) of one span and key head
   int64_t span, head, first, last;
 };
 
-struct Span {        // as in body.py
+struct Span {           // as in body.py
   int64_t start, stop;  // rows
-  int64_t slot;         // of a run its first slot; else -1 less the place in `listed` where its slots begin
-  int64_t count;        // slots
+  int64_t
+      slot;  // of a run its first slot; else -1 less the place in `listed` where its slots begin
+  int64_t count;  // slots
 };
 
-struct Heads {       // one layer
-  const bf16* q;         // [rows, heads, d]
+struct Heads {                // one layer
+  const bf16* q;              // [rows, heads, d]
   const bf16 *keys, *values;  // [slots, kv_heads, d]
-  float* out;            // [rows, heads * d]
+  float* out;                 // [rows, heads * d]
   int64_t heads, kv_heads, size;
 };
 
 // What a thread needs for heads of one size.
 struct Desk {
-  uint32_t* q;       // [TEAMS][d / 2][LANES] pairs of channels
-  float* sums;       // of each team, laid out as `mix` wants them
-  float* scores;     // [BLOCK][LANES]
-  uint32_t* chances; // [BLOCK / 2][LANES] pairs of slots
-  uint32_t* values;  // [BLOCK / 2][d] pairs of slots
-  bf16* keys;        // [64][d], those that lie in no run
+  uint32_t* q;        // [TEAMS][d / 2][LANES] pairs of channels
+  float* sums;        // of each team, laid out as `mix` wants them
+  float* scores;      // [BLOCK][LANES]
+  uint32_t* chances;  // [BLOCK / 2][LANES] pairs of slots
+  uint32_t* values;   // [BLOCK / 2][d] pairs of slots
+  bf16* keys;         // [64][d], those that lie in no run
 
   static int64_t bytes(int64_t d) {
     return 4 * (TEAMS * LANES * (d / 2 + d) + BLOCK * LANES * 3 / 2 + BLOCK / 2 * d + 32 * d);
@@ -54,7 +56,7 @@ struct Desk {
   }
 };
 
-struct Slots {       // a block of them, for one head
+struct Slots {  // a block of them, for one head
   const bf16 *keys[BLOCK], *values[BLOCK];
   int64_t count, stride;  // stride: from one slot to the next, in numbers; 0 where they are no run
 
@@ -77,14 +79,16 @@ inline void lay_values(const Slots& slots, int64_t d, uint32_t* out) {
     for (int64_t c = 0; c < d; c += 16) {
       auto wide = [&](int64_t slot) {
         if (slot >= slots.count) return _mm512_setzero_si512();
-        return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(slots.values[slot] + c)));
+        return _mm512_cvtepu16_epi32(
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(slots.values[slot] + c)));
       };
       _mm512_storeu_si512(out + c, _mm512_or_si512(wide(s), _mm512_slli_epi32(wide(s + 1), 16)));
     }
 }
 
-// Two steps of a block, and what is made of the sums at last. `score`: products of queries and keys,
-// [slot][lane]. `mix`: sums of values by chances, on top of what was there times `shrink` (lanes).
+// Two steps of a block, and what is made of the sums at last. `score`: products of queries and
+// keys, [slot][lane]. `mix`: sums of values by chances, on top of what was there times `shrink`
+// (lanes).
 #ifdef __AMX_TILE__
 inline void score(const Desk& desk, const uint32_t* q, const Slots& slots, int64_t d) {
   for (int64_t s = 0; s < slots.count; s += 64) {
@@ -96,7 +100,8 @@ inline void score(const Desk& desk, const uint32_t* q, const Slots& slots, int64
       strides[groups] = 2 * slots.stride;
       if (slots.stride && left >= 16) continue;
       bf16* copy = desk.keys + 16 * groups * d;
-      for (int64_t i = 0; i < 16 && i < left; i++) memcpy(copy + i * d, slots.keys[first + i], 2 * d);
+      for (int64_t i = 0; i < 16 && i < left; i++)
+        memcpy(copy + i * d, slots.keys[first + i], 2 * d);
       rows[groups] = copy;
       strides[groups] = 2 * d;
     }
@@ -166,7 +171,8 @@ inline void give(const float* sums, int64_t d, __m512 norm, float* const* out, i
   _mm512_storeu_ps(by, norm);
   for (int64_t lane = 0; lane < lanes; lane++)
     for (int64_t c = 0; c < d; c += 16)
-      _mm512_storeu_ps(out[lane] + c, _mm512_div_ps(_mm512_loadu_ps(sums + lane * d + c), _mm512_set1_ps(by[lane])));
+      _mm512_storeu_ps(out[lane] + c, _mm512_div_ps(_mm512_loadu_ps(sums + lane * d + c),
+                                                    _mm512_set1_ps(by[lane])));
 }
 #else
 template <int N>
@@ -190,7 +196,8 @@ inline void score(const Desk& desk, const uint32_t* q, const Slots& slots, int64
 inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 shrink) {
   for (int64_t c = 0; c < d; c += 16) {
     __m512 sum[16];
-    for (int i = 0; i < 16; i++) sum[i] = _mm512_mul_ps(_mm512_loadu_ps(sums + (c + i) * LANES), shrink);
+    for (int i = 0; i < 16; i++)
+      sum[i] = _mm512_mul_ps(_mm512_loadu_ps(sums + (c + i) * LANES), shrink);
     for (int64_t s = 0; s < whole; s += 2) {
       __m512i pair = _mm512_loadu_si512(desk.chances + s / 2 * LANES);
       const uint32_t* v = desk.values + s / 2 * d + c;
@@ -203,7 +210,8 @@ inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 
 inline void give(const float* sums, int64_t d, __m512 norm, float* const* out, int64_t lanes) {
   for (int64_t c = 0; c < d; c += 16) {
     __m512i words[16];
-    for (int i = 0; i < 16; i++) words[i] = (__m512i)_mm512_div_ps(_mm512_loadu_ps(sums + (c + i) * LANES), norm);
+    for (int i = 0; i < 16; i++)
+      words[i] = (__m512i)_mm512_div_ps(_mm512_loadu_ps(sums + (c + i) * LANES), norm);
     transpose(words);
     for (int64_t lane = 0; lane < lanes; lane++) _mm512_storeu_si512(out[lane] + c, words[lane]);
   }
@@ -212,7 +220,8 @@ inline void give(const float* sums, int64_t d, __m512 norm, float* const* out, i
 
 // One block of slots for one team of queries. top and norm: greatest score so far and the sum of
 // e^(score - top), by lane.
-inline void fold(const Desk& desk, int64_t team, const Slots& slots, int64_t d, __m512& top, __m512& norm) {
+inline void fold(const Desk& desk, int64_t team, const Slots& slots, int64_t d, __m512& top,
+                 __m512& norm) {
   score(desk, desk.q + team * LANES * d / 2, slots, d);
   const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(static_cast<float>(d)));
   __m512 most = top;
@@ -233,7 +242,8 @@ inline void fold(const Desk& desk, int64_t team, const Slots& slots, int64_t d, 
   mix(desk, desk.sums + team * LANES * d, slots.whole(), d, shrink);
 }
 
-inline void attend(const Heads& h, const Span& span, const int64_t* listed, const Task& task, const Desk& desk) {
+inline void attend(const Heads& h, const Span& span, const int64_t* listed, const Task& task,
+                   const Desk& desk) {
   const int64_t d = h.size, fan = h.heads / h.kv_heads, wide = h.heads * d, step = h.kv_heads * d;
   const int64_t teams = (task.last - task.first + LANES - 1) / LANES;
   __m512 top[TEAMS], norm[TEAMS];

@@ -88,4 +88,16 @@ def library(tiles: bool | None = None) -> ctypes.CDLL:
             command = [compiler, *flags, str(_SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True)
             made.replace(path)  # at once, so that no other process sees half a file
-    return ctypes.CDLL(str(path))
+    return _declared(ctypes.CDLL(str(path)))
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The functions of dense.cpp with the types of their arguments."""
+    at, many, few = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    library.raised.argtypes = []
+    library.body.argtypes = [*[at] * 9, many, many, few]
+    library.product.argtypes = [at, at, many, many, many, few, at]
+    library.likeliest.argtypes = [at, many, at, many, many, many, few, at, at]
+    for function in (library.body, library.product, library.likeliest):
+        function.restype = None
+    return library

@@ -1,5 +1,5 @@
-// The dense pre-norm stack (nn/transformer.py) as one call a step, for x86 CPUs with AVX-512 and its
-// bfloat16 instructions, and with AMX where there is. Sums and the residual stream are float32.
+// The dense pre-norm stack (nn/transformer.py) as one call a step, for x86 CPUs with AVX-512 and
+// its bfloat16 instructions, and with AMX where there is. Sums and the residual stream are float32.
 #include <omp.h>
 
 #include <atomic>
@@ -28,16 +28,18 @@ struct Model {
 };
 
 struct Step {
-  const bf16* x;              // [rows, hidden]
+  const bf16* x;  // [rows, hidden]
   const int64_t *positions, *slots;
-  const float *cos, *sin;     // [positions, rotary / 2]
+  const float *cos, *sin;  // [positions, rotary / 2]
   const Span* spans;
   const int64_t* listed;
-  bf16* out;                  // [rows, hidden], normed
+  bf16* out;  // [rows, hidden], normed
   int64_t rows, spans_count;
 };
 
-int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t most(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
 
 // Memory that stays, so that no step waits for fresh pages.
 char* memory(int which, int64_t bytes) {
@@ -63,8 +65,9 @@ class Body {
     const int64_t room = (s.rows + BAND - 1) / BAND * BAND, cell = INT8 ? 1 : 2;
     const int64_t inputs = most(most(m.hidden, m.mixed()), m.intermediate);
     const int64_t outputs = most(m.qkv(), m.intermediate);
-    const int64_t sizes[] = {4 * room * m.hidden, 4 * room * outputs,    2 * room * m.mixed(),
-                             room * inputs * cell, 4 * room, threads * Desk::bytes(m.size)};
+    const int64_t sizes[] = {
+        4 * room * m.hidden,  4 * room * outputs, 2 * room * m.mixed(),
+        room * inputs * cell, 4 * room,           threads * Desk::bytes(m.size)};
     int64_t all = 0;
     for (int64_t size : sizes) all += (size + 127) / 64 * 64;
     char* place = memory(0, all);
@@ -105,8 +108,8 @@ class Body {
       add(layer.down, m.intermediate, thread, threads);
     }
     for (int64_t r = rows.first; r < rows.last; r++)
-      put<false>({reinterpret_cast<char*>(s.out), nullptr, 2 * m.hidden}, r, x + r * m.hidden, factor(x + r * m.hidden, m.hidden),
-                 m.norm, m.hidden);
+      put<false>({reinterpret_cast<char*>(s.out), nullptr, 2 * m.hidden}, r, x + r * m.hidden,
+                 factor(x + r * m.hidden, m.hidden), m.norm, m.hidden);
   }
 
  private:
@@ -124,7 +127,8 @@ class Body {
       const int64_t queries = (s.spans[i].stop - s.spans[i].start) * fan;
       for (int64_t head = 0; head < m.kv_heads; head++)
         for (int64_t low = 0; low < queries; low += TEAMS * LANES)
-          tasks.push_back({i, head, low, low + TEAMS * LANES < queries ? low + TEAMS * LANES : queries});
+          tasks.push_back(
+              {i, head, low, low + TEAMS * LANES < queries ? low + TEAMS * LANES : queries});
     }
   }
 
@@ -155,20 +159,24 @@ class Body {
   }
 
   void store(const Linear& w, int64_t size, int64_t stride, int thread, int threads) {
-    product<INT8>(rows_of(size), s.rows, w, Share(w.panels, thread, threads), [=](int64_t r, int64_t p, const float* y) {
-      float* place = wide + r * stride + p * COLUMNS;
-      _mm512_storeu_ps(place, _mm512_loadu_ps(y));
-      _mm512_storeu_ps(place + 16, _mm512_loadu_ps(y + 16));
-    });
+    product<INT8>(rows_of(size), s.rows, w, Share(w.panels, thread, threads),
+                  [=](int64_t r, int64_t p, const float* y) {
+                    float* place = wide + r * stride + p * COLUMNS;
+                    _mm512_storeu_ps(place, _mm512_loadu_ps(y));
+                    _mm512_storeu_ps(place + 16, _mm512_loadu_ps(y + 16));
+                  });
 #pragma omp barrier
   }
 
   void add(const Linear& w, int64_t size, int thread, int threads) {
-    product<INT8>(rows_of(size), s.rows, w, Share(w.panels, thread, threads), [=](int64_t r, int64_t p, const float* y) {
-      float* place = x + r * m.hidden + p * COLUMNS;
-      _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(y)));
-      _mm512_storeu_ps(place + 16, _mm512_add_ps(_mm512_loadu_ps(place + 16), _mm512_loadu_ps(y + 16)));
-    });
+    product<INT8>(
+        rows_of(size), s.rows, w, Share(w.panels, thread, threads),
+        [=](int64_t r, int64_t p, const float* y) {
+          float* place = x + r * m.hidden + p * COLUMNS;
+          _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(y)));
+          _mm512_storeu_ps(place + 16,
+                           _mm512_add_ps(_mm512_loadu_ps(place + 16), _mm512_loadu_ps(y + 16)));
+        });
 #pragma omp barrier
   }
 
@@ -178,7 +186,8 @@ class Body {
     const Rows rows = rows_of(m.hidden);
     product<INT8>(rows, s.rows, w, share, [=](int64_t r, int64_t p, const float* y) {
       float* place = wide + r * m.intermediate + p * COLUMNS;
-      for (int i = 0; i < COLUMNS; i += 16) _mm512_storeu_ps(place + i, silu(_mm512_loadu_ps(y + i)));
+      for (int i = 0; i < COLUMNS; i += 16)
+        _mm512_storeu_ps(place + i, silu(_mm512_loadu_ps(y + i)));
     });
     Share up = share;
     up.first += w.panels / 2;
@@ -186,7 +195,8 @@ class Body {
     product<INT8>(rows, s.rows, w, up, [=](int64_t r, int64_t p, const float* y) {
       float* place = wide + r * m.intermediate + (p - w.panels / 2) * COLUMNS;
       for (int i = 0; i < COLUMNS; i += 16)
-        _mm512_storeu_ps(place + i, _mm512_mul_ps(_mm512_loadu_ps(place + i), _mm512_loadu_ps(y + i)));
+        _mm512_storeu_ps(place + i,
+                         _mm512_mul_ps(_mm512_loadu_ps(place + i), _mm512_loadu_ps(y + i)));
     });
 #pragma omp barrier
   }
@@ -194,12 +204,15 @@ class Body {
   void rotate(const Layer& layer, Share rows) {
     for (int64_t r = rows.first; r < rows.last; r++) {
       float* row = wide + r * m.qkv();
-      for (int64_t h = 0; h < m.heads; h++) turn(row + h * m.size, layer.q_norm, r, q + r * m.mixed() + h * m.size);
+      for (int64_t h = 0; h < m.heads; h++)
+        turn(row + h * m.size, layer.q_norm, r, q + r * m.mixed() + h * m.size);
       row += m.mixed();
       const int64_t place = s.slots[r] * m.kv_heads * m.size;
-      for (int64_t h = 0; h < m.kv_heads; h++) turn(row + h * m.size, layer.k_norm, r, layer.keys + place + h * m.size);
+      for (int64_t h = 0; h < m.kv_heads; h++)
+        turn(row + h * m.size, layer.k_norm, r, layer.keys + place + h * m.size);
       row += m.kv_heads * m.size;
-      for (int64_t i = 0; i < m.kv_heads * m.size; i += 16) narrow(layer.values + place + i, _mm512_loadu_ps(row + i));
+      for (int64_t i = 0; i < m.kv_heads * m.size; i += 16)
+        narrow(layer.values + place + i, _mm512_loadu_ps(row + i));
     }
   }
 
@@ -208,7 +221,8 @@ class Body {
     if (weight) {
       __m512 by = _mm512_set1_ps(factor(head, m.size));
       for (int64_t i = 0; i < m.size; i += 16)
-        _mm512_storeu_ps(head + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(head + i), by), _mm512_loadu_ps(weight + i)));
+        _mm512_storeu_ps(head + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(head + i), by),
+                                                 _mm512_loadu_ps(weight + i)));
     }
     const int64_t half = m.rotary / 2;
     const float *cos = s.cos + s.positions[row] * half, *sin = s.sin + s.positions[row] * half;
@@ -247,7 +261,8 @@ void run_body(const Model& model, const Step& step, int threads) {
 }
 
 template <bool INT8>
-void run_product(const Linear& w, const bf16* x, int64_t rows, int64_t size, int threads, int64_t columns, bf16* out) {
+void run_product(const Linear& w, const bf16* x, int64_t rows, int64_t size, int threads,
+                 int64_t columns, bf16* out) {
   const Rows inputs = inputs_of<INT8>(x, rows, size);
 #pragma omp parallel num_threads(threads)
   {
@@ -257,15 +272,16 @@ void run_product(const Linear& w, const bf16* x, int64_t rows, int64_t size, int
       for (int i = 0; i < COLUMNS; i += 16) {
         const int64_t left = columns - p * COLUMNS - i;
         const __mmask16 there = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
-        _mm256_mask_storeu_epi16(out + r * columns + p * COLUMNS + i, there, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(y + i)));
+        _mm256_mask_storeu_epi16(out + r * columns + p * COLUMNS + i, there,
+                                 (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(y + i)));
       }
     });
   }
 }
 
 template <bool INT8>
-void run_search(const Piece* pieces, int64_t count, const bf16* x, int64_t rows, int64_t size, int64_t mask, int threads,
-                int64_t* tokens, float* chances) {
+void run_search(const Piece* pieces, int64_t count, const bf16* x, int64_t rows, int64_t size,
+                int64_t mask, int threads, int64_t* tokens, float* chances) {
   const Rows inputs = inputs_of<INT8>(x, rows, size);
   std::vector<Best> best(rows * threads);
   for (Best& each : best) begin(each);
@@ -279,7 +295,8 @@ void run_search(const Piece* pieces, int64_t count, const bf16* x, int64_t rows,
     }
 #pragma omp barrier
     const Share share(rows, thread, all);
-    for (int64_t r = share.first; r < share.last; r++) conclude(&best[r], rows, threads, tokens + r, chances + r);
+    for (int64_t r = share.first; r < share.last; r++)
+      conclude(&best[r], rows, threads, tokens + r, chances + r);
   }
 }
 
@@ -295,18 +312,24 @@ int raised() {  // whether int8 rows come 128 higher
 #endif
 }
 
-void body(const Model* model, const Step* step, int int8, int threads) {
-  int8 ? run_body<true>(*model, *step, threads) : run_body<false>(*model, *step, threads);
+void body(const Model* model, const bf16* x, const int64_t* positions, const int64_t* slots,
+          const float* cos, const float* sin, const Span* spans, const int64_t* listed, bf16* out,
+          int64_t rows, int64_t spans_count, int threads) {
+  const Step step{x, positions, slots, cos, sin, spans, listed, out, rows, spans_count};
+  const bool int8 = model->layers->qkv.scales;
+  int8 ? run_body<true>(*model, step, threads) : run_body<false>(*model, step, threads);
 }
 
-void product(const Linear* w, const bf16* x, int64_t rows, int64_t size, int64_t columns, int threads, bf16* out) {
+void product(const Linear* w, const bf16* x, int64_t rows, int64_t size, int64_t columns,
+             int threads, bf16* out) {
   w->scales ? run_product<true>(*w, x, rows, size, threads, columns, out)
             : run_product<false>(*w, x, rows, size, threads, columns, out);
 }
 
-void likeliest(const Piece* pieces, int64_t count, const bf16* x, int64_t rows, int64_t size, int64_t mask, int threads,
-               int64_t* tokens, float* chances) {
-  pieces->weight.scales ? run_search<true>(pieces, count, x, rows, size, mask, threads, tokens, chances)
-                        : run_search<false>(pieces, count, x, rows, size, mask, threads, tokens, chances);
+void likeliest(const Piece* pieces, int64_t count, const bf16* x, int64_t rows, int64_t size,
+               int64_t mask, int threads, int64_t* tokens, float* chances) {
+  pieces->weight.scales
+      ? run_search<true>(pieces, count, x, rows, size, mask, threads, tokens, chances)
+      : run_search<false>(pieces, count, x, rows, size, mask, threads, tokens, chances);
 }
 }

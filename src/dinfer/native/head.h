@@ -5,14 +5,15 @@
 
 #include "product.h"
 
-constexpr int RUN = 4, WIDE = RUN * COLUMNS;  // panels whose logits exist at once, and their columns
+constexpr int RUN = 4,
+              WIDE = RUN * COLUMNS;  // panels whose logits exist at once, and their columns
 
-struct Piece {      // as in products.py: a part of the vocabulary
+struct Piece {  // as in products.py: a part of the vocabulary
   Linear weight;
   int64_t first, columns;  // its first token, and how many of the panels' columns are tokens
 };
 
-struct Best {       // of one row in one thread: lane by lane
+struct Best {  // of one row in one thread: lane by lane
   float top[16], norm[16];
   int32_t token[16];
 };
@@ -43,27 +44,38 @@ inline void fold(Best& best, const float* logits, int32_t first) {
   _mm512_storeu_si512(best.token, token);
 }
 
+// The columns of a panel that are tokens and may be chosen, 16 in a mask.
+inline __mmask16 open_to(int64_t first, int64_t columns, int64_t closed) {
+  const int64_t left = columns - first;
+  uint32_t mask = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+  if (closed >= first && closed < first + 16) mask &= ~(1u << (closed - first));
+  return static_cast<__mmask16>(mask);
+}
+
 // The share of one thread in one piece; `best`: one for each row.
 template <bool INT8>
-inline void search(const Rows& x, int64_t rows, const Piece& piece, Share runs, int64_t mask, Best* best) {
-  alignas(64) float out[BAND * COLUMNS];
-  static thread_local float logits[BAND * WIDE];
+inline void search(const Rows& x, int64_t rows, const Piece& piece, Share runs, int64_t mask,
+                   Best* best) {
+  alignas(64) float out[BAND * COLUMNS], logits[BAND * WIDE];
   const Linear& w = piece.weight;
+  const __m512 none = _mm512_set1_ps(-INFINITY);
   for (int64_t run = runs.first; run < runs.last; run++)
     for (int64_t r = 0; r < rows; r += BAND) {
-      int64_t count = rows - r < BAND ? rows - r : BAND;
+      const int64_t count = rows - r < BAND ? rows - r : BAND;
       for (int64_t i = 0; i < RUN; i++) {
-        int64_t p = run * RUN + i;
+        const int64_t p = run * RUN + i;
         if (p < w.panels) {
-          band<INT8>(x.data + r * x.stride, x.stride, count, w.weights + p * w.steps * STEP, w.steps, out);
-          finish<INT8>(w, x, r, count, p, out);
+          const char* weights = w.weights + p * w.steps * STEP;
+          band<INT8>(x.data + r * x.stride, x.stride, count, weights, w.steps, out);
+          if (INT8) finish<INT8>(w, x, r, count, p, out);
         }
-        for (int64_t k = 0; k < count; k++)
-          for (int64_t j = 0; j < COLUMNS; j++) {
-            int64_t column = p * COLUMNS + j;
-            bool token = column < piece.columns && column != mask - piece.first;
-            logits[k * WIDE + i * COLUMNS + j] = token ? out[k * COLUMNS + j] : -INFINITY;
-          }
+        for (int64_t half = 0; half < COLUMNS; half += 16) {
+          const __mmask16 open = open_to(p * COLUMNS + half, piece.columns, mask - piece.first);
+          float* place = logits + i * COLUMNS + half;
+          for (int64_t k = 0; k < count; k++)
+            _mm512_storeu_ps(place + k * WIDE,
+                             _mm512_mask_loadu_ps(none, open, out + k * COLUMNS + half));
+        }
       }
       for (int64_t k = 0; k < count; k++)
         fold(best[r + k], logits + k * WIDE, static_cast<int32_t>(piece.first + run * WIDE));
@@ -83,7 +95,8 @@ inline void conclude(const Best* best, int64_t stride, int threads, int64_t* tok
       }
     }
   for (int t = 0; t < threads; t++)
-    for (int i = 0; i < 16; i++) norm += best[t * stride].norm[i] * std::exp(best[t * stride].top[i] - top);
+    for (int i = 0; i < 16; i++)
+      norm += best[t * stride].norm[i] * std::exp(best[t * stride].top[i] - top);
   *token = found;
   *chance = 1 / norm;
 }

@@ -1,13 +1,14 @@
 // Products of a few rows with a packed weight, and the packing.
 //
 // A panel is 32 outputs. Its weights lie in steps of 64 bytes of inputs (32 bfloat16 or 64 int8
-// values), a step in two tiles of 16 outputs: tile[i][j] holds, in 4 bytes, the inputs of place i for
-// output j. So both AMX tiles and vectors of AVX-512 read a weight once, in order.
+// values), a step in two tiles of 16 outputs: tile[i][j] holds, in 4 bytes, the inputs of place i
+// for output j. So both AMX tiles and vectors of AVX-512 read a weight once, in order.
 #pragma once
 #include "vectors.h"
 
 constexpr int COLUMNS = 32, BAND = 32;  // outputs of a panel; rows that go through it at once
-constexpr int TILE = 1024, STEP = 2 * TILE, AHEAD = 8 * STEP;  // bytes; weights are fetched so far ahead
+constexpr int TILE = 1024, STEP = 2 * TILE,
+              AHEAD = 8 * STEP;  // bytes; weights are fetched so far ahead
 
 struct Linear {          // as in weights.py
   const char* weights;   // [panels][steps][2][16][16][4 bytes]
@@ -17,10 +18,10 @@ struct Linear {          // as in weights.py
   int64_t steps, panels;
 };
 
-struct Rows {            // inputs, with room for whole bands
-  char* data;            // bfloat16, or int8 codes
-  float* scales;         // int8: of each row
-  int64_t stride;        // bytes
+struct Rows {      // inputs, with room for whole bands
+  char* data;      // bfloat16, or int8 codes
+  float* scales;   // int8: of each row
+  int64_t stride;  // bytes
 };
 
 #ifdef __AMX_TILE__
@@ -36,14 +37,15 @@ struct Tiles {
   ~Tiles() { _tile_release(); }
 };
 
-#define MULTIPLY(sum, rows, weights)       \
-  if constexpr (INT8)                      \
-    _tile_dpbssd(sum, rows, weights);      \
-  else                                     \
+#define MULTIPLY(sum, rows, weights)  \
+  if constexpr (INT8)                 \
+    _tile_dpbssd(sum, rows, weights); \
+  else                                \
     _tile_dpbf16ps(sum, rows, weights);
 
 template <bool INT8>
-inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps, float* out) {
+inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
+                 float* out) {
   const bool two = rows > 16;
   _tile_zero(0);
   _tile_zero(1);
@@ -101,7 +103,8 @@ inline void some_rows(const char* x, int64_t stride, const char* w, int64_t step
 }
 
 template <bool INT8>
-inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps, float* out) {
+inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
+                 float* out) {
   for (int64_t r = 0; r < rows; r += 8)
     some_rows<INT8, 8>(x + r * stride, stride, w, steps, out + r * COLUMNS);
 }
@@ -109,7 +112,8 @@ inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int
 
 // Sums of a band as numbers: with scales and bias.
 template <bool INT8>
-inline void finish(const Linear& w, const Rows& x, int64_t first, int64_t rows, int64_t panel, float* out) {
+inline void finish(const Linear& w, const Rows& x, int64_t first, int64_t rows, int64_t panel,
+                   float* out) {
   for (int half = 0; half < COLUMNS; half += 16) {
     int64_t column = panel * COLUMNS + half;
     __m512 scale = INT8 ? _mm512_loadu_ps(w.scales + column) : _mm512_set1_ps(1.0f);
@@ -120,7 +124,8 @@ inline void finish(const Linear& w, const Rows& x, int64_t first, int64_t rows, 
       if constexpr (INT8) {
         __m512i sums = _mm512_castps_si512(y);
         if (w.lifts) sums = _mm512_sub_epi32(sums, _mm512_loadu_si512(w.lifts + column));
-        y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[first + r])));
+        y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums),
+                          _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[first + r])));
       }
       _mm512_storeu_ps(place, _mm512_add_ps(y, bias));
     }
@@ -149,7 +154,8 @@ inline void product(const Rows& x, int64_t rows, const Linear& w, Share panels, 
 
 // One row as the input of a product: `x * factor * weight` (no weight: 1) of `size` numbers.
 template <bool INT8>
-inline void put(const Rows& out, int64_t row, const float* x, float factor, const float* weight, int64_t size) {
+inline void put(const Rows& out, int64_t row, const float* x, float factor, const float* weight,
+                int64_t size) {
   char* place = out.data + row * out.stride;
   auto value = [=](int64_t i) {
     __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));

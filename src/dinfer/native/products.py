@@ -67,18 +67,10 @@ class Product:
         x = x_RD.contiguous()
         out = x.new_empty(len(x), self.outputs)
         library().product(
-            ctypes.byref(self.linear), _at(x), _n(len(x)), _n(self.inputs), _n(self.outputs),
-            torch.get_num_threads(), _at(out),
+            ctypes.addressof(self.linear), x.data_ptr(), len(x), self.inputs, self.outputs,
+            torch.get_num_threads(), out.data_ptr(),
         )  # fmt: skip
         return out
-
-
-def _at(x: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.data_ptr())
-
-
-def _n(number: int) -> ctypes.c_int64:
-    return ctypes.c_int64(number)
 
 
 class Search:
@@ -95,9 +87,9 @@ class Search:
         x = x_RD.contiguous()
         tokens, chances = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
         library().likeliest(
-            self.pieces, _n(len(self.pieces)), _at(x), _n(len(x)), _n(x.shape[1]),
-            _n(-1 if mask_id is None else mask_id), torch.get_num_threads(),
-            _at(tokens), _at(chances),
+            ctypes.addressof(self.pieces), len(self.pieces), x.data_ptr(), len(x), x.shape[1],
+            -1 if mask_id is None else mask_id, torch.get_num_threads(),
+            tokens.data_ptr(), chances.data_ptr(),
         )  # fmt: skip
         return tokens, chances
 

@@ -46,7 +46,8 @@ inline __m512 exponential(__m512 x) {
 }
 
 inline __m512 silu(__m512 x) {
-  __m512 e = exponential(_mm512_min_ps(_mm512_set1_ps(80.0f), _mm512_sub_ps(_mm512_setzero_ps(), x)));
+  __m512 e =
+      exponential(_mm512_min_ps(_mm512_set1_ps(80.0f), _mm512_sub_ps(_mm512_setzero_ps(), x)));
   return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
 }
 
