@@ -35,12 +35,11 @@ class Canvas:
         block: int | None,
         base: int = 0,
     ) -> None:
-        self.masked: npt.NDArray[np.bool_] = np.array(
-            [token is None for token in tokens], dtype=bool
-        )
-        self.given: npt.NDArray[np.bool_] = ~self.masked
-        filled = [mask_id or 0 if token is None else token for token in tokens]
+        filled = [-1 if token is None else token for token in tokens]
         self.tokens: npt.NDArray[np.int64] = np.array(filled, dtype=np.int64)
+        self.masked: npt.NDArray[np.bool_] = self.tokens < 0
+        self.given: npt.NDArray[np.bool_] = ~self.masked
+        self.tokens[self.masked] = mask_id or 0
         self.stale = np.ones(len(filled), dtype=bool)
         self.horizon = len(filled)
         self.answer, self.limit, self.mask_id = answer, limit, mask_id
@@ -61,11 +60,11 @@ class Canvas:
         behind the limit does too: the rest would see noise there.
         """
         stop = stop if self.mask_id is None else min(stop, self.limit)
-        return np.flatnonzero(self.masked[start:stop]) + start
+        return self.masked[start:stop].nonzero()[0] + start
 
     def decidable(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Positions of a span that are decided by the request's own steps, set or not."""
-        return np.flatnonzero(~self.given[start : min(stop, self.limit)]) + start
+        return (~self.given[start : min(stop, self.limit)]).nonzero()[0] + start
 
     def first_changed(self) -> int:
         """The leftmost position whose token was set after its row last ran (the canvas length when

@@ -339,11 +339,18 @@ def ranks(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     return torch.where(eligible_BW, rank, order.shape[1])
 
 
+def best_place(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
+    """Place of the highest score among the eligible positions of each row, [B, 1], ties to the
+    left; any place where none is eligible.
+    """
+    return torch.where(eligible_BW, score_BW, -torch.inf).argmax(dim=1, keepdim=True)
+
+
 def best(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     """The eligible position of the highest score in each row that has one, [B, W] bool; ties to
     the left.
     """
-    place = torch.where(eligible_BW, score_BW, -torch.inf).argmax(dim=1, keepdim=True)
+    place = best_place(score_BW, eligible_BW)
     return torch.zeros_like(eligible_BW).scatter_(1, place, True) & eligible_BW
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dinfer.decoder.fixed import quotas
 from dinfer.errors import RequestError
-from dinfer.step import Commit, Proposal, WindowState, best, ranks
+from dinfer.step import Commit, Proposal, WindowState, best_place, ranks
 
 
 def leading(chosen: Tensor, masked: Tensor, states: Sequence[WindowState]) -> Tensor:
@@ -67,7 +67,8 @@ class Threshold:
         assert confidence is not None
         sure = confidence > self.threshold if self.strict else confidence >= self.threshold
         if self.steps == self.pace == 0 and self.least == 1 and not self.lead:
-            return Commit((sure | best(confidence, masked)) & masked, proposal.tokens)
+            sure = sure.scatter(1, best_place(confidence, masked), True)
+            return Commit(sure & masked, proposal.tokens)
         rank = ranks(confidence, masked)
         quota = quotas(states, self.steps, masked.device).clamp(min=self.least)
         if self.pace:

@@ -5,6 +5,7 @@ B windows, or parts of them, of one decoder, W longest of them, R rows to propos
 batch: the undecided ones, and under a decoder that is not monotone also those that it may change.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
@@ -75,12 +76,12 @@ def commits(
 ) -> list[Committed]:
     """One Committed per sequence of the batch, in its order."""
     asked = [s.asked for s in batch]
-    starts = np.cumsum([0, *map(len, asked)])
+    starts = list(itertools.accumulate(map(len, asked), initial=0))
     found = _found(batch, asked, starts, hidden_TD, model, mask_id)
     groups: dict[Decoder, list[Line]] = defaultdict(list)
     for number, sequence in enumerate(batch):
         _show(sequence, asked[number], found, slice(starts[number], starts[number + 1]))
-        for line in _lines(number, sequence, asked[number], int(starts[number])):
+        for line in _lines(number, sequence, asked[number], starts[number]):
             groups[sequence.strategy.decoder].append(line)
     done: list[list[Committed]] = [[] for _ in batch]
     for decoder, lines in groups.items():
@@ -135,7 +136,7 @@ def _joined(parts: list[Committed]) -> Committed:
 def _found(
     batch: Many[Sequence],
     asked: list[Ids],
-    starts: Ids,
+    starts: list[int],
     hidden_TD: Tensor,
     model: Transformer,
     mask_id: int | None,
