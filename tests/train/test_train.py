@@ -10,8 +10,9 @@ import torch
 
 from dinfer.engine.load import load
 from dinfer.errors import DinferError
+from dinfer.train import corpus
 from dinfer.train.brief import Brief, draw_brief, facts_right
-from dinfer.train.corpus import SPLITS, TASKS, Ids, draws, split_of
+from dinfer.train.corpus import SPLITS, TASKS, Ids, draws, first_of, split_of
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, dense_attention
 from dinfer.train.muon import orthogonalise
 from dinfer.train.problems import draw_problem, final_number
@@ -70,6 +71,15 @@ def test_splits_share_no_problem(task: str) -> None:
     assert len(keys["test"]) == 600
     first = [e.key for e in itertools.islice(draws(task, "test", 0), 50)]
     assert first == [e.key for e in itertools.islice(draws(task, "test", 0), 50)]
+
+
+def test_more_problems_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is said, and does not go on for ever."""
+    monkeypatch.setattr(corpus, "FRUITLESS", 500)
+    there = len(list(draws("brief", "dev", 0)))
+    with pytest.raises(DinferError, match=f"2000 problems .* dev split of brief has {there}"):
+        first_of("brief", "dev", 0, 2000)
+    assert len(first_of("brief", "dev", 0, there)) == there
 
 
 def test_unknown_task_and_split() -> None:

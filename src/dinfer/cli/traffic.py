@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,9 +56,9 @@ class Work(o.Sampling):
 
     def texts(self) -> list[str]:
         """What users say: the first test problems of the task."""
-        from dinfer.train.corpus import draws, prompt_of
+        from dinfer.train.corpus import first_of, prompt_of
 
-        return [prompt_of(example) for example in islice(draws(self.task, "test", 0), self.num)]
+        return [prompt_of(example) for example in first_of(self.task, "test", 0, self.num)]
 
     def wanted(self) -> SamplingParams:
         """How all are answered."""

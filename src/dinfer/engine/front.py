@@ -28,10 +28,11 @@ class Front:
     float16, float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id,
     eos_ids, block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
     max_rows: most rows in a step; None = no more than keep a step short (BRISK_ROWS). compiled: run
-    the body as one graph (`Graph`): faster steps for seconds to minutes at the first one. quant:
-    int8, int4 or int4:group=N stores the layers' weights in fewer bits. family: that of a model
-    whose architecture has a name of its own; see the folder `model`. Raises DinferError with one
-    clear sentence for anything wrong.
+    the body as one call: of our own kernels where they serve (`Dense`; seconds to compile, once a
+    machine), else as one graph (`Graph`; seconds to minutes at the first step). A model that `load`
+    gave must have been loaded for that. quant: int8, int4 or int4:group=N stores the layers'
+    weights in fewer bits. family: that of a model whose architecture has a name of its own; see the
+    folder `model`. Raises DinferError with one clear sentence for anything wrong.
     """
 
     def __init__(

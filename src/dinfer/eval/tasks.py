@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dinfer.engine.llm import LLM
 from dinfer.request import Output, SamplingParams, TextEvent
 from dinfer.train.brief import Brief, facts_right
-from dinfer.train.corpus import Example, draws, prompt_of
+from dinfer.train.corpus import Example, first_of, prompt_of
 from dinfer.train.problems import Problem, final_number
 
 
@@ -81,8 +81,10 @@ def evaluate(
 def draw(
     llm: LLM, task: str, split: str, num: int, seed: int = 0
 ) -> tuple[list[Example], list[list[int]]]:
-    """The first `num` problems of a split, and their prompts as token ids."""
-    examples = list(itertools.islice(draws(task, split, seed), num))
+    """The first `num` problems of a split, and their prompts as token ids. Raises DinferError
+    where the split has fewer.
+    """
+    examples = first_of(task, split, seed, num)
     return examples, [
         llm.prompts.chat([{"role": "user", "content": prompt_of(e)}]) for e in examples
     ]

@@ -1,6 +1,7 @@
 """Training, dev and test data of the two tasks, its tokenizer, and examples as token ids."""
 
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,21 +44,40 @@ def split_of(key: str) -> str:
     return "test" if bucket < 13 else "dev" if bucket < 26 else "train"
 
 
+FRUITLESS = 20_000
+"""Drawings that show that a split has no more: a second of them."""
+
+
 def draws(task: str, split: str, seed: int) -> Iterator[Example]:
-    """Endless examples of a task, all of the given split; dev and test give each skeleton once."""
+    """Examples of a task, all of the given split: endless ones to train on; dev and test give each
+    skeleton once, and end when FRUITLESS drawings in a row have found no new one.
+    """
     if task not in DRAW:
         raise DinferError(f"Unknown task {task!r}; the tasks are {', '.join(TASKS)}.")
     if split not in SPLITS:
         raise DinferError(f"Unknown split {split!r}; the splits are {', '.join(SPLITS)}.")
     rng = random.Random(f"{task} {split} {seed}")
     seen: set[str] = set()
-    while True:
+    fruitless = 0
+    while fruitless < FRUITLESS:
         example: Example = DRAW[task](rng)
         if split_of(example.key) != split or example.key in seen:
+            fruitless += 1
             continue
+        fruitless = 0
         if split != "train":
             seen.add(example.key)
         yield example
+
+
+def first_of(task: str, split: str, seed: int, num: int) -> list[Example]:
+    """The first `num` examples. Raises DinferError where the split has fewer."""
+    found = list(itertools.islice(draws(task, split, seed), num))
+    if len(found) < num:
+        raise DinferError(
+            f"{num} problems were asked for; the {split} split of {task} has {len(found)}."
+        )
+    return found
 
 
 def prompt_of(example: Example) -> str:
