@@ -20,7 +20,8 @@ def lines(
     for name, (x, y) in series.items():
         axes.plot(x, y, marker="o", label=name)
     axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
+    highest = max(value for _, y in series.values() for value in y)
+    axes.set_ylim(0, 1.1 * highest)
     axes.legend()
     _save(figure, file)
 
