@@ -84,3 +84,11 @@ def test_search_takes_the_first_of_equals() -> None:
     weight[200] = weight[37] = weight[290] = 4 * x[0].sign()
     tokens, _ = Search([Product(weight, weight.new_empty(0))])(x[:1], None)
     assert tokens.tolist() == [37]
+
+
+def test_no_rows() -> None:
+    """As where every row of a batch is sampled."""
+    x, weight = drawn(3, 64, 320)
+    product = Product(weight, weight.new_empty(0))
+    tokens, chances = Search([product])(x[:0], 5)
+    assert tokens.shape == chances.shape == (0,) and product(x[:0]).shape == (0, 320)

@@ -291,12 +291,13 @@ void run_search(const Piece* pieces, int64_t count, const bf16* x, int64_t rows,
     const int thread = omp_get_thread_num(), all = omp_get_num_threads();
     for (int64_t i = 0; i < count; i++) {
       const int64_t runs = (pieces[i].weight.panels + RUN - 1) / RUN;
-      search<INT8>(inputs, rows, pieces[i], Share(runs, thread, all), mask, &best[thread * rows]);
+      search<INT8>(inputs, rows, pieces[i], Share(runs, thread, all), mask,
+                   best.data() + thread * rows);
     }
 #pragma omp barrier
     const Share share(rows, thread, all);
     for (int64_t r = share.first; r < share.last; r++)
-      conclude(&best[r], rows, threads, tokens + r, chances + r);
+      conclude(best.data() + r, rows, threads, tokens + r, chances + r);
   }
 }
 

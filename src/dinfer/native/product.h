@@ -10,7 +10,7 @@ constexpr int COLUMNS = 32, BAND = 32;  // outputs of a panel; rows that go thro
 constexpr int TILE = 1024, STEP = 2 * TILE,
               AHEAD = 8 * STEP;  // bytes; weights are fetched so far ahead
 
-struct Linear {          // as in weights.py
+struct Linear {          // as in products.py
   const char* weights;   // [panels][steps][2][16][16][4 bytes]
   const float* scales;   // int8: [outputs]; else null
   const int32_t* lifts;  // int8: 128 * sum of an output's codes, where rows are raised by 128
