@@ -242,9 +242,10 @@ class Engine:
             tokens = canvas.tokens[places]
         else:
             places, tokens = commit.positions, commit.tokens
-        ends = [p for p, t in zip(places, tokens, strict=True) if int(t) in canvas.ends]
-        if ends:
-            canvas.limit = min(canvas.limit, int(min(ends)) + 1)
+        if canvas.ends.isdisjoint(found := tokens.tolist()):
+            return
+        first = next(p for p, t in zip(places.tolist(), found, strict=True) if t in canvas.ends)
+        canvas.limit = min(canvas.limit, first + 1)
 
     def _settle(self, sequence: Sequence) -> list[Event]:
         """Gives out what is settled now, and finishes the sequence when that is all."""

@@ -23,6 +23,7 @@ from dinfer.step import Commit, Decoder, Part, Proposal, Seen, WindowState
 
 Ids = npt.NDArray[np.int64]
 _NONE: Ids = np.empty(0, np.int64)
+_NOTHING = frozenset[str]()
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Line:
     part: Part
     state: WindowState
     asked: Ids
-    rows: slice
+    rows: Ids
 
 
 def commits(
@@ -105,7 +106,7 @@ def _lines(owner: int, sequence: Sequence, asked: Ids, start: int) -> Iterator[L
     for part, state in zip(sequence.window.split(), sequence.states, strict=True):
         low, high = asked.searchsorted((part.start, part.stop)).tolist()
         if low < high:
-            rows = slice(start + low, start + high)
+            rows = np.arange(start + low, start + high)
             yield Line(owner, sequence, part, state, asked[low:high], rows)
 
 
@@ -147,11 +148,15 @@ def _found(
         assert sequence.plan is not None
         rows.append(sequence.plan.find(sequence.sources(positions)) + offset)
         offset += sequence.rows
+    row = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    hidden_RD = hidden_TD.index_select(0, torch.from_numpy(row).to(device))
+    if not model.conditioned and all(s.plain for s in batch):
+        return propose(hidden_RD, model.head, mask_id, _NOTHING, None)
     mixing = [s.mix > 0 or model.conditioned for s in batch]
     held = _held(batch, asked, device)
     needs = frozenset[str]().union(*(s.needs for s in batch))
     found = propose(
-        hidden_TD.index_select(0, torch.from_numpy(np.concatenate(rows)).to(device)),
+        hidden_RD,
         model.head,
         mask_id,
         needs,
@@ -181,44 +186,41 @@ def _found(
 
 def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
     """Lays the lines out as [B, W], asks the decoder, and reads its choice back."""
-    count, device = len(lines), found["tokens"].device
-    width = max(line.part.stop - line.part.start for line in lines)
+    device = found["tokens"].device
+    shape = len(lines), max(line.part.stop - line.part.start for line in lines)
     places = np.concatenate(
-        [line.asked + (row * width - line.part.start) for row, line in enumerate(lines)]
+        [line.asked + (row * shape[1] - line.part.start) for row, line in enumerate(lines)]
     )
-    place = torch.from_numpy(places).to(device)
-    # All that was found, in its order, needs no copy.
-    if len(places) != len(found["tokens"]):
-        found = {name: torch.cat([x[line.rows] for line in lines]) for name, x in found.items()}
-
-    def laid(x: Tensor) -> Tensor:
-        blank = torch.zeros(count * width, *x.shape[1:], dtype=x.dtype, device=device)
-        return blank.index_copy_(0, place, x).view(count, width, *x.shape[1:])
-
-    masked, editable = np.zeros((2, count * width), bool)
-    masked[places] = np.concatenate([line.sequence.canvas.masked[line.asked] for line in lines])
-    editable[places] = ~masked[places]
-    masked_BW, editable_BW = (
-        torch.from_numpy(x).to(device).view(count, width) for x in (masked, editable)
+    # Which of the found rows a place shows; what nobody asked for shows any.
+    index, masked = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    index.reshape(-1)[places] = np.concatenate([line.rows for line in lines])
+    masked.reshape(-1)[places] = np.concatenate(
+        [line.sequence.canvas.masked[line.asked] for line in lines]
     )
+    editable = None
+    if not decoder.monotone:
+        editable = np.zeros(shape, bool)
+        editable.reshape(-1)[places] = True
+        editable &= ~masked
+    index_N = torch.from_numpy(index.reshape(-1)).to(device)
     proposal = Proposal(
-        **{name: laid(x) for name, x in found.items()},
-        editable=None if decoder.monotone else editable_BW,
+        **{name: x.index_select(0, index_N).view(*shape, *x.shape[1:]) for name, x in found.items()},
+        editable=None if editable is None else torch.from_numpy(editable).to(device),
     )
+    masked_BW = torch.from_numpy(masked).to(device)
     commit = decoder.commit(proposal, masked_BW, [line.state for line in lines])
-    return _read(commit, proposal, masked_BW, [line.part for line in lines])
+    return _read(commit, proposal, masked, [line.part for line in lines])
 
 
 def _read(
-    commit: Commit, proposal: Proposal, masked_BW: Tensor, parts: list[Part]
+    commit: Commit, proposal: Proposal, masked: npt.NDArray[np.bool_], parts: list[Part]
 ) -> list[Committed]:
     """Brings a commit back to the host and to positions of the canvas."""
-    mask, tokens = commit.mask.cpu().numpy(), commit.tokens.cpu().numpy()
     sure = proposal.confidence if commit.confidence is None else commit.confidence
-    confidence = sure.cpu().numpy()
+    mask, tokens, confidence = (x.cpu().numpy() for x in (commit.mask, commit.tokens, sure))
     top = [x.cpu().numpy() for x in (proposal.top_tokens, proposal.top_probs) if x is not None]
     draft = None if commit.draft is None else commit.draft.cpu().numpy()
-    left = None if draft is None else masked_BW.cpu().numpy() & ~mask
+    left = None if draft is None else masked & ~mask
     back = None if commit.back is None else commit.back.cpu().numpy()
     stays = None if commit.open is None else commit.open.tolist()
     done = []

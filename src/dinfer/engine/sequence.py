@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from dinfer.step import (
     WindowState,
 )
 
+_NOWHERE = np.empty(0, np.int64)
 NEW_STEPS = 4
 """Steps in which a request that has given out nothing yet counts as new."""
 
@@ -75,7 +77,7 @@ class Sequence:
     held_open: bool = False
     growth: Growth | None = None
     soft: Tensor | None = None
-    shadow: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    shadow: npt.NDArray[np.int64] = field(default_factory=lambda: _NOWHERE)
     final: int = 0
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
@@ -110,6 +112,16 @@ class Sequence:
         """What its proposals must hold."""
         asked = frozenset({"top"}) if self.request.params.top_logprobs else frozenset[str]()
         return self.strategy.decoder.needs | asked
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether all it ever wants of a row is the likeliest token and its probability."""
+        params, strategy = self.request.params, self.strategy
+        wishes = (params.temperature, params.guidance, params.min_tokens, params.top_logprobs)
+        bends = hasattr(strategy.decoder, "temperature") or hasattr(strategy.iteration, "mix")
+        return not (any(wishes) or self.request.forbidden or strategy.decoder.needs or bends) and (
+            strategy.decoder.monotone
+        )
 
     @property
     def pages_needed(self) -> int:
@@ -161,8 +173,8 @@ class Sequence:
         """Set positions of the window whose tokens the decoder wants judged by a row that does not
         see them.
         """
-        if "shadow" not in self.strategy.decoder.needs or self.window is None:
-            return np.empty(0, np.int64)
+        if self.plain or "shadow" not in self.strategy.decoder.needs or self.window is None:
+            return _NOWHERE
         places = self.canvas.decidable(self.window.start, self.window.stop)
         return places[~self.canvas.masked[places]]
 
@@ -290,7 +302,7 @@ class Sequence:
 
     def sources(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The rows whose logits tell the tokens at these positions (see `Facts.shift`)."""
-        return np.maximum(positions - self.shift, 0)
+        return np.maximum(positions - self.shift, 0) if self.shift else positions
 
     def _for_sources(self, plan: StepPlan, window: Window) -> StepPlan:
         """The plan with the rows that tell the positions asked for; without what lies behind the

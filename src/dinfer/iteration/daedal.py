@@ -1,6 +1,7 @@
 """DAEDAL (arXiv 2508.00819): an answer whose length grows as needed."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,9 +45,13 @@ class Daedal:
                 " all must lie between 0 and 1."
             )
 
+    @cached_property
+    def _blocks(self) -> Blockwise:
+        return Blockwise(self.length)
+
     def window(self, canvas: Canvas) -> Window | None:
         """The leftmost block with an undecided position."""
-        return Blockwise(self.length).window(canvas)
+        return self._blocks.window(canvas)
 
     def begin(self, canvas: Canvas) -> None:
         """Leaves out all but the first masks."""

@@ -3,6 +3,7 @@ next block begins before the one in front of it is done.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
@@ -38,9 +39,13 @@ class Multiblock:
                 " 0 < add <= ready <= 1 and 0 <= sure <= 1 are needed."
             )
 
+    @cached_property
+    def _blocks(self) -> Blockwise:
+        return Blockwise(self.length, self.aligned)
+
     def window(self, canvas: Canvas) -> Window | None:
         """The leftmost block with an undecided position, and those in flight behind it."""
-        first = Blockwise(self.length, self.aligned).window(canvas)
+        first = self._blocks.window(canvas)
         if first is None:
             return None
         parts = [Part(first.start, first.stop)]

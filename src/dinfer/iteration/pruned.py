@@ -3,6 +3,7 @@ nearest and the very last are looked at.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
@@ -30,9 +31,13 @@ class Pruned:
                 " length >= 1 and ahead >= 0 are needed."
             )
 
+    @cached_property
+    def _blocks(self) -> Blockwise:
+        return Blockwise(self.length, self.aligned)
+
     def window(self, canvas: Canvas) -> Window | None:
         """The leftmost block with an undecided position, and how far it looks."""
-        window = Blockwise(self.length, self.aligned).window(canvas)
+        window = self._blocks.window(canvas)
         if window is None:
             return None
         # Fixed text behind the blanks is always looked at: it lies before the horizon or there is

@@ -3,6 +3,7 @@ in its place.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
@@ -33,9 +34,13 @@ class Smooth:
                 " weight and start must lie between 0 and 1, and growth must be 0 or more."
             )
 
+    @cached_property
+    def _blocks(self) -> Blockwise:
+        return Blockwise(self.length, self.aligned)
+
     def window(self, canvas: Canvas) -> Window | None:
         """The leftmost block with an undecided position."""
-        return Blockwise(self.length, self.aligned).window(canvas)
+        return self._blocks.window(canvas)
 
     def mix(self, step: int) -> float:
         """Weight of the expected embedding in the request's step `step`, counted from 0."""

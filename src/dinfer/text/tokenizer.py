@@ -47,6 +47,7 @@ class Tokenizer:
         self.byte_fallback = byte_fallback
         """Whether the decoder joins pieces like "<0xE4>" to characters."""
         self._added_ids = frozenset(added)
+        self._texts: dict[int, bool] = {}  # what `is_text` found out: the library takes its time
         words = [token.content for token in added.values()]
         self._words = tuple(words)
         self._heads = tuple({word[:end] for word in words for end in range(1, len(word))})
@@ -115,6 +116,14 @@ class Tokenizer:
         """Name of a token in the vocabulary, None where the id is not in use."""
         return self._full.id_to_token(id) if 0 <= id < 1 << 32 else None
 
+    def is_text(self, id: int) -> bool:
+        """Whether the id is in use, and for no special token."""
+        known = self._texts.get(id)
+        if known is None:
+            known = self.token_of(id) is not None and id not in self.special_ids
+            self._texts[id] = known
+        return known
+
     def touches_added(self, text: str) -> bool:
         """Whether the text holds an added token, or a part of one at an edge.
 
@@ -148,7 +157,7 @@ class Detokenizer:
 
     def add(self, ids: Sequence[int]) -> str:
         """Takes further ids; gives the text that became settled, never half a character."""
-        self._window += [i for i in ids if self._shown(i)]
+        self._window += filter(self._tokenizer.is_text, ids)
         end = len(self._window) - self._open_bytes()
         text = self._tokenizer.decode(self._window[:end])
         # An unfinished character at the end is one U+FFFD, whatever number of its bytes is there.
@@ -166,10 +175,6 @@ class Detokenizer:
         rest = self._tokenizer.decode(self._window)[self._given :]
         self._reset()
         return rest
-
-    def _shown(self, id: int) -> bool:
-        known = self._tokenizer.token_of(id) is not None
-        return known and id not in self._tokenizer.special_ids
 
     def _open_bytes(self) -> int:
         """Length of the run of byte pieces at the end: one bad byte later spoils the whole run."""
