@@ -310,6 +310,10 @@ class Decoder(Protocol):
     May have `temperature(step) -> float`: logits of a window's step `step` are divided by it before
     anything is made of them; the request's temperature comes on top.
 
+    May have `cut`: None, or a confidence (float32). It then commits the masked positions of this
+    confidence or more, the best in any case (ties to the left), and nothing else matters; so the
+    engine decides on the host, where that takes less time than a proposal on a device.
+
     `monotone`: never touches a set position, so whatever is set is settled. One that is not must
     come to an end by itself: over a window's steps it takes back fewer tokens than it sets, and
     holds the window open for a bounded number of steps.

@@ -91,7 +91,7 @@ def test_as_near_to_float32_as_the_plain_model(name: str, rows: int, context: in
     exact = hidden(loaded(name, torch.float32, compiled=False), False, rows, context)
     plain = (hidden(loaded(name, compiled=False), False, rows, context) - exact).abs()
     given = loaded(name)
-    assert isinstance(engine_of(given).runner.body, Dense)
+    assert isinstance(engine_of(given).runner.dense, Dense)
     found = (hidden(given, True, rows, context) - exact).abs()
     assert found.mean() <= plain.mean() and found.max() <= 1.5 * plain.max()
 

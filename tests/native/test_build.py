@@ -56,7 +56,7 @@ def test_who_uses_them() -> None:
         (dtype, quant): type(
             LLM(
                 "tiny-llada", dtype=dtype, device="cpu", quant=quant, compiled=True
-            ).engine.runner.body
+            ).engine.runner.dense
         )
         for dtype, quant in (
             ("bfloat16", None),

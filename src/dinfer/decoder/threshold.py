@@ -4,8 +4,10 @@ strict form.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +62,14 @@ class Threshold:
     def needs(self) -> frozenset[str]:
         """Nothing but the confidence."""
         return frozenset({"filtered_confidence"}) if self.filtered else frozenset()
+
+    @cached_property
+    def cut(self) -> float | None:
+        """The threshold, where nothing else counts; if strict, the next number above it."""
+        if self.filtered or self.steps or self.pace or self.least > 1 or self.lead:
+            return None
+        least = np.float32(self.threshold)
+        return float(np.nextafter(least, np.float32(2)) if self.strict else least)
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """`c >= threshold`, or among the best that the schedule asks for."""

@@ -1,14 +1,16 @@
 """A dense model's body as one call of `native/dense.cpp`."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dinfer.engine import pages
-from dinfer.engine.stored import Stored
+from dinfer.engine.pool import Pool
 from dinfer.kernel.attention import Span
 from dinfer.native import build
 from dinfer.native.products import Laid, Linear, Product, Search
@@ -20,6 +22,7 @@ from dinfer.nn.rope import rotary_table
 from dinfer.nn.transformer import Layer, Shape, Transformer
 from dinfer.quant.int8 import Int8
 
+Ids = npt.NDArray[np.int64]
 _LANES = 32
 """Heads and rotated channels come in multiples of this."""
 
@@ -50,8 +53,8 @@ _Layer = _struct(
     attention_norm=_At, q_norm=_At, k_norm=_At, mlp_norm=_At, keys=_At, values=_At,
 )  # fmt: skip
 _Model = _struct(
-    "_Model", layers=_At, norm=_At, count=_N, hidden=_N, heads=_N, kv_heads=_N, size=_N,
-    rotary=_N, intermediate=_N, eps=ctypes.c_double,
+    "_Model", layers=_At, norm=_At, embedding=_At, count=_N, hidden=_N, heads=_N, kv_heads=_N,
+    size=_N, rotary=_N, intermediate=_N, eps=ctypes.c_double,
 )  # fmt: skip
 
 
@@ -66,39 +69,39 @@ def _scheme(layer: object) -> object:
 
 
 class Dense:
-    """Runs like the model, of which `laid` is true, where rows of a span see the same slots and
-    there are no shadow rows; else the model itself runs.
-    """
+    """Runs like the model, of which `laid` is true, on keys and values in a pool."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, pool: Pool) -> None:
         self.model = model
         self._kept: list[Any] = []
-        self._layers: Any = None
         self._tables = (torch.empty(0), torch.empty(0))
         self._library = build.library()
         pages.collapse()
         if isinstance(model.head, CodedHead):
             model.head.search = Search(model.head.products)
+        self._lay(pool)
 
-    def __call__(self, x_TD: Tensor, positions_T: Tensor, attend: Stored, *more: Tensor) -> Tensor:
-        """Normed hidden rows [T, D], as Transformer.forward gives them."""
-        spans = attend.spans[None]
-        if attend.shades or any(span.seen is not None for span in spans):
-            out: Tensor = self.model(x_TD, positions_T, attend, *more)
-            return out
-        if self._layers is None:
-            self._lay(attend)
-        cos, sin = self._rotary(attend.length)
-        table, listed = _table(spans)
-        x, out = x_TD.contiguous(), torch.empty_like(x_TD)
+    def __call__(
+        self, inputs: Sequence[Ids], spans: Sequence[Span], length: int, x_TD: Tensor | None = None
+    ) -> Tensor:
+        """Normed hidden rows [T, D], as Transformer.forward gives them.
+
+        inputs: tokens, positions and slots of the rows, 3 T numbers one after the other. spans: who
+        sees what; of none of them a mask. length: positions are below it. x_TD: input rows, where
+        they are not the tokens' embeddings.
+        """
+        cos, sin = self._rotary(length)
+        plan = np.concatenate((*inputs, *_table(spans)))
+        rows = sum(map(len, inputs)) // 3
+        out = torch.empty(rows, self.model.shape.hidden, dtype=torch.bfloat16)
+        given = None if x_TD is None else x_TD.data_ptr()
         self._library.body(
-            ctypes.addressof(self._model), x.data_ptr(), positions_T.data_ptr(),
-            attend.slots_T.data_ptr(), cos.data_ptr(), sin.data_ptr(), table.ctypes.data,
-            listed.ctypes.data, out.data_ptr(), len(x), len(table), torch.get_num_threads(),
+            ctypes.addressof(self._model), given, plan.ctypes.data, cos.data_ptr(), sin.data_ptr(),
+            out.data_ptr(), rows, len(spans), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
-    def _lay(self, attend: Stored) -> None:
+    def _lay(self, pool: Pool) -> None:
         """The model in the words of dense.cpp."""
         shape, model = self.model.shape, self.model
         self._layers = (_Layer * shape.layers)()
@@ -110,12 +113,13 @@ class Dense:
                 self._linear(mlp.gate_up), self._linear(mlp.down),
                 self._norm(layer.attention_norm), self._norm(attention.q_norm),
                 self._norm(attention.k_norm), self._norm(layer.mlp_norm),
-                attend.pool.keys(number).data_ptr(), attend.pool.values(number).data_ptr(),
+                pool.keys(number).data_ptr(), pool.values(number).data_ptr(),
             )  # fmt: skip
         self._model = _Model(
-            ctypes.addressof(self._layers), self._norm(model.norm), shape.layers, shape.hidden,
-            shape.heads, shape.kv_heads, shape.head_size, shape.rotary or shape.head_size,
-            shape.intermediate, shape.norm_eps,
+            ctypes.addressof(self._layers), self._norm(model.norm),
+            model.embedding.weight.data_ptr(), shape.layers, shape.hidden, shape.heads,
+            shape.kv_heads, shape.head_size, shape.rotary or shape.head_size, shape.intermediate,
+            shape.norm_eps,
         )  # fmt: skip
 
     def _linear(self, layer: torch.nn.Module) -> Linear:
@@ -145,16 +149,17 @@ class Dense:
         return self._tables
 
 
-def _table(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
-    """[spans, 4] as attention.h has them, and the slots of those that are no runs."""
-    rows, lists, at = [], [], 0
+def _table(spans: Sequence[Span]) -> list[Ids]:
+    """[spans * 4] as attention.h has them, and the slots of those that are no runs."""
+    numbers: list[int] = []
+    lists: list[Ids] = []
+    at = 0
     for span in spans:
         slots = span.slots
         if isinstance(slots, slice):
-            rows.append((span.start, span.stop, slots.start, slots.stop - slots.start))
+            numbers += (span.start, span.stop, slots.start, slots.stop - slots.start)
         else:
-            rows.append((span.start, span.stop, -1 - at, len(slots)))
+            numbers += (span.start, span.stop, -1 - at, len(slots))
             lists.append(slots)
             at += len(slots)
-    listed = np.concatenate(lists) if lists else np.empty(0, np.int64)
-    return np.array(rows, np.int64), listed.astype(np.int64, copy=False)
+    return [np.array(numbers, np.int64), *lists]

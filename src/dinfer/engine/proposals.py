@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.sequence import Sequence
+from dinfer.kernel.likeliest import searcher
 from dinfer.kernel.propose import Extras, Guidance, RowSampling, kept, propose
 from dinfer.nn.transformer import Transformer
 from dinfer.step import Commit, Decoder, Part, Proposal, Seen, WindowState
@@ -86,7 +87,9 @@ def commits(
             groups[sequence.strategy.decoder].append(line)
     done: list[list[Committed]] = [[] for _ in batch]
     for decoder, lines in groups.items():
-        for line, commit in zip(lines, _decide(decoder, lines, found), strict=True):
+        cut = getattr(decoder, "cut", None)
+        decided = _decide(decoder, lines, found) if cut is None else _above(cut, lines, found)
+        for line, commit in zip(lines, decided, strict=True):
             done[line.owner].append(commit)
     return [_joined(parts) for parts in done]
 
@@ -149,8 +152,13 @@ def _found(
         rows.append(sequence.plan.find(sequence.sources(positions)) + offset)
         offset += sequence.rows
     row = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    hidden_RD = hidden_TD.index_select(0, torch.from_numpy(row).to(device))
-    if not model.conditioned and all(s.plain for s in batch):
+    row_R = torch.from_numpy(row).to(device)
+    plain = not model.conditioned and all(s.plain for s in batch)
+    if plain and (search := searcher(model.head)) is not None:
+        tokens, confidence = search(hidden_TD, mask_id, row_R)
+        return {"tokens": tokens, "confidence": confidence}
+    hidden_RD = hidden_TD.index_select(0, row_R)
+    if plain:
         return propose(hidden_RD, model.head, mask_id, _NOTHING, None)
     mixing = [s.mix > 0 or model.conditioned for s in batch]
     held = _held(batch, asked, device)
@@ -184,6 +192,35 @@ def _found(
     return found
 
 
+def _above(cut: float, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
+    """What a decoder with a `cut` commits, which takes no laying out."""
+    host = {name: x.cpu().numpy() for name, x in found.items()}
+    confidence = host["confidence"]
+    enough = confidence >= np.float32(cut)
+    done = []
+    for line in lines:
+        rows = line.rows[enough[line.rows]]
+        if not len(rows):
+            rows = line.rows[[confidence[line.rows].argmax()]]
+        if line.part.sure is not None:
+            rows = rows[confidence[rows] > line.part.sure]
+        done.append(
+            Committed(
+                line.asked[rows - line.rows[0]],
+                host["tokens"][rows],
+                confidence[rows],
+                _NONE,
+                False,
+                _NONE,
+                _NONE,
+                (host["top_tokens"][rows], host["top_probs"][rows])
+                if "top_probs" in host
+                else None,
+            )
+        )
+    return done
+
+
 def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
     """Lays the lines out as [B, W], asks the decoder, and reads its choice back."""
     device = found["tokens"].device
@@ -204,7 +241,9 @@ def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> li
         editable &= ~masked
     index_N = torch.from_numpy(index.reshape(-1)).to(device)
     proposal = Proposal(
-        **{name: x.index_select(0, index_N).view(*shape, *x.shape[1:]) for name, x in found.items()},
+        **{
+            name: x.index_select(0, index_N).view(*shape, *x.shape[1:]) for name, x in found.items()
+        },
         editable=None if editable is None else torch.from_numpy(editable).to(device),
     )
     masked_BW = torch.from_numpy(masked).to(device)

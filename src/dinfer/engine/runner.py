@@ -26,8 +26,9 @@ Ids = npt.NDArray[np.int64]
 
 
 class Runner:
-    """A model over a pool. sight: its attention pattern. compiled: the body runs as one call, our
-    own where the model was loaded for that, else a graph.
+    """A model over a pool. sight: its attention pattern. compiled: the body runs as one call; of
+    our own kernels where the model was loaded for them, but in steps with masks or shadow rows,
+    which they do not know; else of a graph.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Runner:
         self.model, self.pool, self.sight = model, pool, sight
         self.windows = [model.shape.window_at(layer) for layer in range(model.shape.layers)]
         self._kinds = frozenset(self.windows)
+        self.dense = Dense(model, pool) if compiled and laid(model) else None
         self.body: Callable[..., Tensor] = model
-        if compiled:
-            self.body = Dense(model) if laid(model) else Graph(model)
+        if compiled and self.dense is None:
+            self.body = Graph(model)
         self.device = pool.device
 
     def forward(self, batch: Many[Sequence]) -> Tensor:
@@ -64,18 +66,26 @@ class Runner:
             sequence.canvas.stale[rows] = False
         shades = self._shades(batch, tokens, positions)
         longest = max(len(sequence.canvas) for sequence in batch)
+        if self.dense and not shades and not any(s.seen is not None for s in spans[None]):
+            x = self._embed(torch.from_numpy(np.concatenate(tokens)), soft) if soft else None
+            return self.dense((*tokens, *positions, *slots), spans[None], longest, x)
         # One array goes to the device, not three: shadow rows have no slots.
         count = start + sum(len(sequence.shadow) for sequence in batch)
         inputs = torch.from_numpy(np.concatenate((*tokens, *positions, *slots))).to(self.device)
         tokens_T, positions_T, slots_T = torch.split(inputs, [count, count, start])
-        x_TD = self.model.embed(tokens_T)
-        for masks, added in soft:
-            x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))
+        x_TD = self._embed(tokens_T, soft)
         attend = Stored(self.pool, slots_T, longest, self.windows, spans, shades)
         if self.model.conditioned:
             x_TD, open_T = self._condition(batch, x_TD, positions)
             return self.body(x_TD, positions_T, attend, open_T)
         return self.body(x_TD, positions_T, attend)
+
+    def _embed(self, tokens_T: Tensor, soft: Many[tuple[Tensor, Tensor]]) -> Tensor:
+        """Input rows [T, D], with what `_soft` found added."""
+        x_TD = self.model.embed(tokens_T)
+        for masks, added in soft:
+            x_TD = x_TD.index_add(0, masks, added.to(x_TD.dtype))
+        return x_TD
 
     def _shades(
         self, batch: Many[Sequence], tokens: list[Ids], positions: list[Ids]

@@ -8,7 +8,7 @@ Where all logits of a row are needed after all, `logits_of` and `normaliser` go 
 pieces, so that a row's probability is the same to the last bit whatever else is asked for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -35,8 +35,14 @@ class Head(Protocol):
         ...
 
 
-Search = Callable[[Tensor, int | None], tuple[Tensor, Tensor]]
-"""What `likeliest` does without limits, of a head that brings its own as its `search`."""
+class Search(Protocol):
+    """What `likeliest` does without limits, of a head that brings its own as its `search`."""
+
+    def __call__(
+        self, x_TD: Tensor, mask_id: int | None, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """For some of the rows, [R] int64; None = all."""
+        ...
 
 
 def searcher(head: Head) -> Search | None:

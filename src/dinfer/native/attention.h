@@ -30,7 +30,6 @@ struct Span {           // as engine/dense.py lays them out
 struct Heads {                // one layer
   const bf16* q;              // [rows, heads, d]
   const bf16 *keys, *values;  // [slots, kv_heads, d]
-  float* out;                 // [rows, heads * d]
   int64_t heads, kv_heads, size;
 };
 
@@ -166,13 +165,13 @@ inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 
   }
 }
 
-inline void give(const float* sums, int64_t d, __m512 norm, float* const* out, int64_t lanes) {
+template <class Write>
+inline void give(const float* sums, int64_t d, __m512 norm, int64_t lanes, Write write) {
   float by[LANES];
   _mm512_storeu_ps(by, norm);
   for (int64_t lane = 0; lane < lanes; lane++)
     for (int64_t c = 0; c < d; c += 16)
-      _mm512_storeu_ps(out[lane] + c, _mm512_div_ps(_mm512_loadu_ps(sums + lane * d + c),
-                                                    _mm512_set1_ps(by[lane])));
+      write(lane, c, _mm512_div_ps(_mm512_loadu_ps(sums + lane * d + c), _mm512_set1_ps(by[lane])));
 }
 #else
 template <int N>
@@ -207,13 +206,14 @@ inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 
   }
 }
 
-inline void give(const float* sums, int64_t d, __m512 norm, float* const* out, int64_t lanes) {
+template <class Write>
+inline void give(const float* sums, int64_t d, __m512 norm, int64_t lanes, Write write) {
   for (int64_t c = 0; c < d; c += 16) {
     __m512i words[16];
     for (int i = 0; i < 16; i++)
       words[i] = (__m512i)_mm512_div_ps(_mm512_loadu_ps(sums + (c + i) * LANES), norm);
     transpose(words);
-    for (int64_t lane = 0; lane < lanes; lane++) _mm512_storeu_si512(out[lane] + c, words[lane]);
+    for (int64_t lane = 0; lane < lanes; lane++) write(lane, c, (__m512)words[lane]);
   }
 }
 #endif
@@ -242,20 +242,23 @@ inline void fold(const Desk& desk, int64_t team, const Slots& slots, int64_t d, 
   mix(desk, desk.sums + team * LANES * d, slots.whole(), d, shrink);
 }
 
+// What comes out goes to `write(row, channel, 16 numbers)`.
+template <class Write>
 inline void attend(const Heads& h, const Span& span, const int64_t* listed, const Task& task,
-                   const Desk& desk) {
+                   const Desk& desk, Write write) {
   const int64_t d = h.size, fan = h.heads / h.kv_heads, wide = h.heads * d, step = h.kv_heads * d;
   const int64_t teams = (task.last - task.first + LANES - 1) / LANES;
   __m512 top[TEAMS], norm[TEAMS];
   // Lanes behind the last query repeat it.
-  auto place = [&](int64_t team, int64_t lane) {
-    int64_t query = task.first + team * LANES + lane;
-    query = query < task.last ? query : task.last - 1;
-    return (span.start + query / fan) * wide + (task.head * fan + query % fan) * d;
+  auto query = [&](int64_t team, int64_t lane) {
+    const int64_t number = task.first + team * LANES + lane;
+    return number < task.last ? number : task.last - 1;
   };
+  auto row = [&](int64_t number) { return span.start + number / fan; };
+  auto channel = [&](int64_t number) { return (task.head * fan + number % fan) * d; };
   for (int64_t t = 0; t < teams; t++) {
     const bf16* q[LANES];
-    for (int i = 0; i < LANES; i++) q[i] = h.q + place(t, i);
+    for (int i = 0; i < LANES; i++) q[i] = h.q + row(query(t, i)) * wide + channel(query(t, i));
     lay_queries(q, d, desk.q + t * LANES * d / 2);
     top[t] = _mm512_set1_ps(-1e30f);
     norm[t] = _mm512_setzero_ps();
@@ -274,9 +277,10 @@ inline void attend(const Heads& h, const Span& span, const int64_t* listed, cons
     for (int64_t t = 0; t < teams; t++) fold(desk, t, slots, d, top[t], norm[t]);
   }
   for (int64_t t = 0; t < teams; t++) {
-    float* out[LANES];
-    for (int i = 0; i < LANES; i++) out[i] = h.out + place(t, i);
     const int64_t left = task.last - task.first - t * LANES;
-    give(desk.sums + t * LANES * d, d, norm[t], out, left < LANES ? left : LANES);
+    give(desk.sums + t * LANES * d, d, norm[t], left < LANES ? left : LANES,
+         [&](int64_t lane, int64_t c, __m512 y) {
+           write(row(query(t, lane)), channel(query(t, lane)) + c, y);
+         });
   }
 }

@@ -95,9 +95,9 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """The functions of dense.cpp with the types of their arguments."""
     at, many, few = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.raised.argtypes = []
-    library.body.argtypes = [*[at] * 9, many, many, few]
+    library.body.argtypes = [*[at] * 6, many, many, few]
     library.product.argtypes = [at, at, many, many, many, few, at]
-    library.likeliest.argtypes = [at, many, at, many, many, many, few, at, at]
+    library.likeliest.argtypes = [at, many, at, at, many, many, many, few, at, at]
     for function in (library.body, library.product, library.likeliest):
         function.restype = None
     return library

@@ -20,6 +20,7 @@ struct Layer {
 struct Model {
   const Layer* layers;
   const float* norm;
+  const bf16* embedding;  // [vocabulary, hidden]
   int64_t count, hidden, heads, kv_heads, size, rotary, intermediate;
   double eps;
 
@@ -28,8 +29,8 @@ struct Model {
 };
 
 struct Step {
-  const bf16* x;  // [rows, hidden]
-  const int64_t *positions, *slots;
+  const bf16* x;  // [rows, hidden], or null: the tokens' embeddings
+  const int64_t *tokens, *positions, *slots;
   const float *cos, *sin;  // [positions, rotary / 2]
   const Span* spans;
   const int64_t* listed;
@@ -65,14 +66,18 @@ class Body {
     const int64_t room = (s.rows + BAND - 1) / BAND * BAND, cell = INT8 ? 1 : 2;
     const int64_t inputs = most(most(m.hidden, m.mixed()), m.intermediate);
     const int64_t outputs = most(m.qkv(), m.intermediate);
-    const int64_t sizes[] = {
-        4 * room * m.hidden,  4 * room * outputs, 2 * room * m.mixed(),
-        room * inputs * cell, 4 * room,           threads * Desk::bytes(m.size)};
+    const int64_t sizes[] = {4 * room * m.hidden,
+                             4 * room * outputs,
+                             2 * room * m.mixed(),
+                             room * inputs * cell,
+                             INT8 ? 0 : 2 * room * m.intermediate,
+                             4 * room,
+                             threads * Desk::bytes(m.size)};
     int64_t all = 0;
     for (int64_t size : sizes) all += (size + 127) / 64 * 64;
     char* place = memory(0, all);
-    char* parts[6];
-    for (int i = 0; i < 6; i++) {
+    char* parts[7];
+    for (int i = 0; i < 7; i++) {
       parts[i] = place;
       place += (sizes[i] + 127) / 64 * 64;
     }
@@ -80,36 +85,37 @@ class Body {
     wide = reinterpret_cast<float*>(parts[1]);
     q = reinterpret_cast<bf16*>(parts[2]);
     input = parts[3];
-    scales = reinterpret_cast<float*>(parts[4]);
-    desks = parts[5];
+    gated = parts[4];
+    scales = reinterpret_cast<float*>(parts[5]);
+    desks = parts[6];
     plan();
   }
 
   void run(int thread, int threads) {
     const Share rows(s.rows, thread, threads);
-    for (int64_t i = rows.first * m.hidden; i < rows.last * m.hidden; i += 16)
-      _mm512_storeu_ps(x + i, widen(s.x + i));
+    for (int64_t r = rows.first; r < rows.last; r++) {
+      const bf16* row = s.x ? s.x + r * m.hidden : m.embedding + s.tokens[r] * m.hidden;
+      for (int64_t i = 0; i < m.hidden; i += 16)
+        _mm512_storeu_ps(x + r * m.hidden + i, widen(row + i));
+    }
     for (int64_t l = 0; l < m.count; l++) {
       const Layer& layer = m.layers[l];
       norm(layer.attention_norm, rows);
-      store(layer.qkv, m.hidden, m.qkv(), thread, threads);
-      rotate(layer, rows);
-#pragma omp barrier
-      const Heads heads{q, layer.keys, layer.values, wide, m.heads, m.kv_heads, m.size};
-      const Desk desk(desks + thread * Desk::bytes(m.size), m.size);
-      for (int64_t t; (t = next[l]++) < static_cast<int64_t>(tasks.size());)
-        attend(heads, s.spans[tasks[t].span], s.listed, tasks[t], desk);
-#pragma omp barrier
-      inputs(m.mixed(), rows);
-      add(layer.out, m.mixed(), thread, threads);
+      qkv(layer, thread, threads);
+      mix(layer, next[l], thread);
+      if (INT8) inputs(m.mixed(), rows);
+      add(layer.out, rows_of(m.mixed()), thread, threads);
       norm(layer.mlp_norm, rows);
       gate(layer.gate_up, thread, threads);
-      inputs(m.intermediate, rows);
-      add(layer.down, m.intermediate, thread, threads);
+      if (INT8) inputs(m.intermediate, rows);
+      add(layer.down, INT8 ? rows_of(m.intermediate) : gated_rows(), thread, threads);
     }
-    for (int64_t r = rows.first; r < rows.last; r++)
-      put<false>({reinterpret_cast<char*>(s.out), nullptr, 2 * m.hidden}, r, x + r * m.hidden,
-                 factor(x + r * m.hidden, m.hidden), m.norm, m.hidden);
+    for (int64_t r = rows.first; r < rows.last; r++) {
+      const float* row = x + r * m.hidden;
+      const float by = factor(row, m.hidden);
+      for (int64_t i = 0; i < m.hidden; i += 16)
+        narrow(s.out + r * m.hidden + i, scaled(row, by, m.norm, i));
+    }
   }
 
  private:
@@ -119,7 +125,7 @@ class Body {
   std::vector<Task> tasks;
   float *x, *wide, *scales;
   bf16* q;
-  char *input, *desks;
+  char *input, *gated, *desks;
 
   void plan() {
     const int64_t fan = m.heads / m.kv_heads;
@@ -133,6 +139,7 @@ class Body {
   }
 
   Rows rows_of(int64_t size) const { return {input, scales, size * (INT8 ? 1 : 2)}; }
+  Rows gated_rows() const { return {gated, nullptr, 2 * m.intermediate}; }
 
   float factor(const float* row, int64_t size) const {
     __m512 sum = _mm512_setzero_ps();
@@ -143,7 +150,8 @@ class Body {
     return 1 / std::sqrt(_mm512_reduce_add_ps(sum) / size + static_cast<float>(m.eps));
   }
 
-  // The phases; each ends when all threads have.
+  // The phases; each ends when all threads have. What is bfloat16 goes straight where the next
+  // product wants it; codes need the greatest number of a whole row first, and so `inputs`.
   void norm(const float* weight, Share rows) {
     for (int64_t r = rows.first; r < rows.last; r++) {
       const float* row = x + r * m.hidden;
@@ -158,19 +166,52 @@ class Body {
 #pragma omp barrier
   }
 
-  void store(const Linear& w, int64_t size, int64_t stride, int thread, int threads) {
-    product<INT8>(rows_of(size), s.rows, w, Share(w.panels, thread, threads),
+  // A thread takes whole heads, so that it can turn them at once.
+  void qkv(const Layer& layer, int thread, int threads) {
+    const int64_t panels = m.size / COLUMNS, stride = m.qkv();
+    const Share heads(m.heads + 2 * m.kv_heads, thread, threads);
+    const Share share{heads.first * panels, heads.last * panels};
+    product<INT8>(rows_of(m.hidden), s.rows, layer.qkv, share,
                   [=](int64_t r, int64_t p, const float* y) {
                     float* place = wide + r * stride + p * COLUMNS;
                     _mm512_storeu_ps(place, _mm512_loadu_ps(y));
                     _mm512_storeu_ps(place + 16, _mm512_loadu_ps(y + 16));
                   });
+    for (int64_t r = 0; r < s.rows; r++) {
+      const int64_t slot = s.slots[r] * m.kv_heads * m.size;
+      for (int64_t h = heads.first; h < heads.last; h++) {
+        float* head = wide + r * stride + h * m.size;
+        const int64_t key = h - m.heads, value = key - m.kv_heads;
+        if (key < 0)
+          turn(head, layer.q_norm, r, q + r * m.mixed() + h * m.size);
+        else if (value < 0)
+          turn(head, layer.k_norm, r, layer.keys + slot + key * m.size);
+        else
+          for (int64_t i = 0; i < m.size; i += 16)
+            narrow(layer.values + slot + value * m.size + i, _mm512_loadu_ps(head + i));
+      }
+    }
 #pragma omp barrier
   }
 
-  void add(const Linear& w, int64_t size, int thread, int threads) {
+  void mix(const Layer& layer, std::atomic<int64_t>& next, int thread) {
+    const Heads heads{q, layer.keys, layer.values, m.heads, m.kv_heads, m.size};
+    const Desk desk(desks + thread * Desk::bytes(m.size), m.size);
+    const Rows out = rows_of(m.mixed());
+    for (int64_t t; (t = next++) < static_cast<int64_t>(tasks.size());)
+      attend(heads, s.spans[tasks[t].span], s.listed, tasks[t], desk,
+             [&](int64_t row, int64_t channel, __m512 y) {
+               if (INT8)
+                 _mm512_storeu_ps(wide + row * m.mixed() + channel, y);
+               else
+                 narrow(reinterpret_cast<bf16*>(out.at(row, 2 * channel)), y);
+             });
+#pragma omp barrier
+  }
+
+  void add(const Linear& w, const Rows& rows, int thread, int threads) {
     product<INT8>(
-        rows_of(size), s.rows, w, Share(w.panels, thread, threads),
+        rows, s.rows, w, Share(w.panels, thread, threads),
         [=](int64_t r, int64_t p, const float* y) {
           float* place = x + r * m.hidden + p * COLUMNS;
           _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(y)));
@@ -192,28 +233,19 @@ class Body {
     Share up = share;
     up.first += w.panels / 2;
     up.last += w.panels / 2;
+    const Rows out = gated_rows();
     product<INT8>(rows, s.rows, w, up, [=](int64_t r, int64_t p, const float* y) {
-      float* place = wide + r * m.intermediate + (p - w.panels / 2) * COLUMNS;
-      for (int i = 0; i < COLUMNS; i += 16)
-        _mm512_storeu_ps(place + i,
-                         _mm512_mul_ps(_mm512_loadu_ps(place + i), _mm512_loadu_ps(y + i)));
+      const int64_t column = (p - w.panels / 2) * COLUMNS;
+      float* place = wide + r * m.intermediate + column;
+      for (int i = 0; i < COLUMNS; i += 16) {
+        const __m512 both = _mm512_mul_ps(_mm512_loadu_ps(place + i), _mm512_loadu_ps(y + i));
+        if (INT8)
+          _mm512_storeu_ps(place + i, both);
+        else
+          narrow(reinterpret_cast<bf16*>(out.at(r, 2 * (column + i))), both);
+      }
     });
 #pragma omp barrier
-  }
-
-  void rotate(const Layer& layer, Share rows) {
-    for (int64_t r = rows.first; r < rows.last; r++) {
-      float* row = wide + r * m.qkv();
-      for (int64_t h = 0; h < m.heads; h++)
-        turn(row + h * m.size, layer.q_norm, r, q + r * m.mixed() + h * m.size);
-      row += m.mixed();
-      const int64_t place = s.slots[r] * m.kv_heads * m.size;
-      for (int64_t h = 0; h < m.kv_heads; h++)
-        turn(row + h * m.size, layer.k_norm, r, layer.keys + place + h * m.size);
-      row += m.kv_heads * m.size;
-      for (int64_t i = 0; i < m.kv_heads * m.size; i += 16)
-        narrow(layer.values + place + i, _mm512_loadu_ps(row + i));
-    }
   }
 
   // One head: normed where there is a weight, and turned by the row's position.
@@ -236,15 +268,16 @@ class Body {
   }
 };
 
-// Rows of bfloat16 as inputs of a product.
+// Rows of bfloat16 as inputs of a product: all, or those in `index`.
 template <bool INT8>
-Rows inputs_of(const bf16* x, int64_t rows, int64_t size) {
+Rows inputs_of(const bf16* x, const int64_t* index, int64_t rows, int64_t size) {
   const int64_t room = (rows + BAND - 1) / BAND * BAND, stride = size * (INT8 ? 1 : 2);
   char* place = memory(1, room * (stride + 4) + 4 * size);
   Rows out{place, reinterpret_cast<float*>(place + room * stride), stride};
   float* row = out.scales + room;
   for (int64_t r = 0; r < rows; r++) {
-    for (int64_t i = 0; i < size; i += 16) _mm512_storeu_ps(row + i, widen(x + r * size + i));
+    const bf16* from = x + (index ? index[r] : r) * size;
+    for (int64_t i = 0; i < size; i += 16) _mm512_storeu_ps(row + i, widen(from + i));
     put<INT8>(out, r, row, 1, nullptr, size);
   }
   return out;
@@ -263,7 +296,7 @@ void run_body(const Model& model, const Step& step, int threads) {
 template <bool INT8>
 void run_product(const Linear& w, const bf16* x, int64_t rows, int64_t size, int threads,
                  int64_t columns, bf16* out) {
-  const Rows inputs = inputs_of<INT8>(x, rows, size);
+  const Rows inputs = inputs_of<INT8>(x, nullptr, rows, size);
 #pragma omp parallel num_threads(threads)
   {
     Tiles tiles;
@@ -280,9 +313,10 @@ void run_product(const Linear& w, const bf16* x, int64_t rows, int64_t size, int
 }
 
 template <bool INT8>
-void run_search(const Piece* pieces, int64_t count, const bf16* x, int64_t rows, int64_t size,
-                int64_t mask, int threads, int64_t* tokens, float* chances) {
-  const Rows inputs = inputs_of<INT8>(x, rows, size);
+void run_search(const Piece* pieces, int64_t count, const bf16* x, const int64_t* index,
+                int64_t rows, int64_t size, int64_t mask, int threads, int64_t* tokens,
+                float* chances) {
+  const Rows inputs = inputs_of<INT8>(x, index, rows, size);
   std::vector<Best> best(rows * threads);
   for (Best& each : best) begin(each);
 #pragma omp parallel num_threads(threads)
@@ -313,10 +347,13 @@ int raised() {  // whether int8 rows come 128 higher
 #endif
 }
 
-void body(const Model* model, const bf16* x, const int64_t* positions, const int64_t* slots,
-          const float* cos, const float* sin, const Span* spans, const int64_t* listed, bf16* out,
-          int64_t rows, int64_t spans_count, int threads) {
-  const Step step{x, positions, slots, cos, sin, spans, listed, out, rows, spans_count};
+// plan: tokens, positions and slots of the rows, the spans, the slots that lie in no run.
+void body(const Model* model, const bf16* x, const int64_t* plan, const float* cos,
+          const float* sin, bf16* out, int64_t rows, int64_t spans_count, int threads) {
+  const Span* spans = reinterpret_cast<const Span*>(plan + 3 * rows);
+  const int64_t* listed = reinterpret_cast<const int64_t*>(spans + spans_count);
+  const Step step{x,      plan, plan + rows, plan + 2 * rows, cos, sin, spans,
+                  listed, out,  rows,        spans_count};
   const bool int8 = model->layers->qkv.scales;
   int8 ? run_body<true>(*model, step, threads) : run_body<false>(*model, step, threads);
 }
@@ -327,10 +364,11 @@ void product(const Linear* w, const bf16* x, int64_t rows, int64_t size, int64_t
             : run_product<false>(*w, x, rows, size, threads, columns, out);
 }
 
-void likeliest(const Piece* pieces, int64_t count, const bf16* x, int64_t rows, int64_t size,
-               int64_t mask, int threads, int64_t* tokens, float* chances) {
+void likeliest(const Piece* pieces, int64_t count, const bf16* x, const int64_t* index,
+               int64_t rows, int64_t size, int64_t mask, int threads, int64_t* tokens,
+               float* chances) {
   pieces->weight.scales
-      ? run_search<true>(pieces, count, x, rows, size, mask, threads, tokens, chances)
-      : run_search<false>(pieces, count, x, rows, size, mask, threads, tokens, chances);
+      ? run_search<true>(pieces, count, x, index, rows, size, mask, threads, tokens, chances)
+      : run_search<false>(pieces, count, x, index, rows, size, mask, threads, tokens, chances);
 }
 }

@@ -66,7 +66,7 @@ inline void search(const Rows& x, int64_t rows, const Piece& piece, Share runs, 
         const int64_t p = run * RUN + i;
         if (p < w.panels) {
           const char* weights = w.weights + p * w.steps * STEP;
-          band<INT8>(x.data + r * x.stride, x.stride, count, weights, w.steps, out);
+          band<INT8>(x.data + r * x.stride, count, weights, w.steps, out);
           if (INT8) finish<INT8>(w, x, r, count, p, out);
         }
         for (int64_t half = 0; half < COLUMNS; half += 16) {

@@ -8,7 +8,7 @@
 
 constexpr int COLUMNS = 32, BAND = 32;  // outputs of a panel; rows that go through it at once
 constexpr int TILE = 1024, STEP = 2 * TILE,
-              AHEAD = 8 * STEP;  // bytes; weights are fetched so far ahead
+              AHEAD = 2 * STEP;  // bytes; weights are fetched so far ahead
 
 struct Linear {          // as in products.py
   const char* weights;   // [panels][steps][2][16][16][4 bytes]
@@ -18,10 +18,16 @@ struct Linear {          // as in products.py
   int64_t steps, panels;
 };
 
-struct Rows {      // inputs, with room for whole bands
+// Inputs, with room for whole bands. Of a band's rows the first 64 bytes lie together, then the
+// next ones, and so on: rows a power of two apart would push each other out of the cache.
+struct Rows {
   char* data;      // bfloat16, or int8 codes
   float* scales;   // int8: of each row
-  int64_t stride;  // bytes
+  int64_t stride;  // bytes of a row
+
+  char* at(int64_t row, int64_t byte) const {
+    return data + row / BAND * BAND * stride + byte / 64 * 64 * BAND + row % BAND * 64 + byte % 64;
+  }
 };
 
 #ifdef __AMX_TILE__
@@ -44,22 +50,21 @@ struct Tiles {
     _tile_dpbf16ps(sum, rows, weights);
 
 template <bool INT8>
-inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
-                 float* out) {
+inline void band(const char* x, int64_t rows, const char* w, int64_t steps, float* out) {
   const bool two = rows > 16;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t s = 0; s < steps; s++, w += STEP, x += 64) {
+  for (int64_t s = 0; s < steps; s++, w += STEP, x += 64 * BAND) {
     for (int line = 0; line < STEP; line += 64) _mm_prefetch(w + AHEAD + line, _MM_HINT_T0);
     _tile_loadd(6, w, 64);
-    _tile_loadd(4, x, stride);
+    _tile_loadd(4, x, 64);
     MULTIPLY(0, 4, 6)
     _tile_loadd(7, w + TILE, 64);
     MULTIPLY(1, 4, 7)
     if (two) {
-      _tile_loadd(5, x + 16 * stride, stride);
+      _tile_loadd(5, x + TILE, 64);
       MULTIPLY(2, 5, 6)
       MULTIPLY(3, 5, 7)
     }
@@ -77,16 +82,16 @@ struct Tiles {
 };
 
 template <bool INT8, int N>
-inline void some_rows(const char* x, int64_t stride, const char* w, int64_t steps, float* out) {
+inline void some_rows(const char* x, const char* w, int64_t steps, float* out) {
   __m512i left[N], right[N];
   for (int r = 0; r < N; r++) left[r] = right[r] = _mm512_setzero_si512();
-  for (int64_t s = 0; s < steps; s++, w += STEP, x += 64)
+  for (int64_t s = 0; s < steps; s++, w += STEP, x += 64 * BAND)
     for (int i = 0; i < 64; i += 4) {
       __m512i a = _mm512_load_si512(w + 16 * i), b = _mm512_load_si512(w + TILE + 16 * i);
       _mm_prefetch(w + AHEAD + 16 * i, _MM_HINT_T0);
       _mm_prefetch(w + AHEAD + TILE + 16 * i, _MM_HINT_T0);
       for (int r = 0; r < N; r++) {
-        __m512i row = spread(x + r * stride + i);
+        __m512i row = spread(x + r * 64 + i);
         if constexpr (INT8) {
           left[r] = _mm512_dpbusd_epi32(left[r], row, a);
           right[r] = _mm512_dpbusd_epi32(right[r], row, b);
@@ -103,10 +108,8 @@ inline void some_rows(const char* x, int64_t stride, const char* w, int64_t step
 }
 
 template <bool INT8>
-inline void band(const char* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
-                 float* out) {
-  for (int64_t r = 0; r < rows; r += 8)
-    some_rows<INT8, 8>(x + r * stride, stride, w, steps, out + r * COLUMNS);
+inline void band(const char* x, int64_t rows, const char* w, int64_t steps, float* out) {
+  for (int64_t r = 0; r < rows; r += 8) some_rows<INT8, 8>(x + r * 64, w, steps, out + r * COLUMNS);
 }
 #endif
 
@@ -145,36 +148,40 @@ inline void product(const Rows& x, int64_t rows, const Linear& w, Share panels, 
       for (int64_t r = low; r < high; r += BAND) {
         int64_t count = high - r < BAND ? high - r : BAND;
         const char* weights = w.weights + p * w.steps * STEP;
-        band<INT8>(x.data + r * x.stride, x.stride, count, weights, w.steps, out);
+        band<INT8>(x.data + r * x.stride, count, weights, w.steps, out);
         if (INT8 || w.bias) finish<INT8>(w, x, r, count, p, out);
         for (int64_t i = 0; i < count; i++) write(r + i, p, out + i * COLUMNS);
       }
   }
 }
 
-// One row as the input of a product: `x * factor * weight` (no weight: 1) of `size` numbers.
+// Numbers i..i + 15 of `x * factor * weight` (no weight: 1).
+inline __m512 scaled(const float* x, float factor, const float* weight, int64_t i) {
+  __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));
+  return weight ? _mm512_mul_ps(y, _mm512_loadu_ps(weight + i)) : y;
+}
+
+// One row of `size` such numbers as the input of a product.
 template <bool INT8>
 inline void put(const Rows& out, int64_t row, const float* x, float factor, const float* weight,
                 int64_t size) {
-  char* place = out.data + row * out.stride;
-  auto value = [=](int64_t i) {
-    __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));
-    return weight ? _mm512_mul_ps(y, _mm512_loadu_ps(weight + i)) : y;
-  };
   if constexpr (!INT8) {
-    for (int64_t i = 0; i < size; i += 16) narrow(reinterpret_cast<bf16*>(place) + i, value(i));
+    for (int64_t i = 0; i < size; i += 16)
+      narrow(reinterpret_cast<bf16*>(out.at(row, 2 * i)), scaled(x, factor, weight, i));
     return;
   }
   __m512 most = _mm512_setzero_ps();
-  for (int64_t i = 0; i < size; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(value(i)));
+  for (int64_t i = 0; i < size; i += 16)
+    most = _mm512_max_ps(most, _mm512_abs_ps(scaled(x, factor, weight, i)));
   float scale = _mm512_reduce_max_ps(most) / 127;
   scale = scale > 1e-32f ? scale : 1e-32f;
   out.scales[row] = scale;
   for (int64_t i = 0; i < size; i += 16) {
-    __m512i codes = _mm512_cvtps_epi32(_mm512_div_ps(value(i), _mm512_set1_ps(scale)));
+    __m512i codes =
+        _mm512_cvtps_epi32(_mm512_div_ps(scaled(x, factor, weight, i), _mm512_set1_ps(scale)));
 #ifndef __AMX_TILE__
     codes = _mm512_add_epi32(codes, _mm512_set1_epi32(128));
 #endif
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(place + i), _mm512_cvtepi32_epi8(codes));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.at(row, i)), _mm512_cvtepi32_epi8(codes));
   }
 }

@@ -82,12 +82,18 @@ class Search:
             self.pieces[place] = Piece(product.linear, first, product.outputs)
             first += product.outputs
 
-    def __call__(self, x_RD: Tensor, mask_id: int | None) -> tuple[Tensor, Tensor]:
-        """Tokens [R] int64 and their probabilities [R] float32, of which `mask_id` has none."""
-        x = x_RD.contiguous()
-        tokens, chances = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
+    def __call__(
+        self, x_TD: Tensor, mask_id: int | None, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [R] int64 and their probabilities [R] float32, of which `mask_id` has none, in
+        some rows (None: all).
+        """
+        x = x_TD.contiguous()
+        count, size = len(x) if rows is None else len(rows), x.shape[1]
+        tokens, chances = torch.empty(count, dtype=torch.int64), torch.empty(count)
         library().likeliest(
-            ctypes.addressof(self.pieces), len(self.pieces), x.data_ptr(), len(x), x.shape[1],
+            ctypes.addressof(self.pieces), len(self.pieces), x.data_ptr(),
+            None if rows is None else rows.data_ptr(), count, size,
             -1 if mask_id is None else mask_id, torch.get_num_threads(),
             tokens.data_ptr(), chances.data_ptr(),
         )  # fmt: skip

@@ -78,6 +78,7 @@ inline void transpose(__m512i (&x)[16]) {
 // The part of `count` that thread `number` of `threads` takes.
 struct Share {
   int64_t first, last;
+  Share(int64_t from, int64_t to) : first(from), last(to) {}
   Share(int64_t count, int number, int threads)
       : first(count * number / threads), last(count * (number + 1) / threads) {}
 };

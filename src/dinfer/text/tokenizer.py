@@ -26,7 +26,7 @@ FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": F
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BROKEN = "\ufffd"
-_LONGEST_WINDOW = 32
+_LONG_ENOUGH, _LONGEST_WINDOW = 16, 32
 
 Json = dict[str, Any]
 
@@ -164,9 +164,9 @@ class Detokenizer:
         settled = text.removesuffix(_BROKEN)
         piece = settled[self._given :]
         self._given = max(self._given, len(settled))
-        if settled == text:
+        if settled == text and end > _LONG_ENOUGH:
             self._move(end)
-        elif end > _LONGEST_WINDOW:
+        elif settled != text and end > _LONGEST_WINDOW:
             self._cut(end, text)
         return piece
 
