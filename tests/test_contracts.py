@@ -1,6 +1,7 @@
 """Every registered strategy is put through the same checks; a new file is found by itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from dinfer.engine.engine import Engine
 from dinfer.errors import RequestError
 from dinfer.registry import build, find, names, spec_of
 from dinfer.request import SamplingParams
-from dinfer.step import TOP, CacheState, Facts, Proposal, WindowState
+from dinfer.step import TOP, CacheState, Decoder, Facts, Proposal, WindowState
 
 from .conftest import FAMILIES, allows, decoder_for, request, serve
 
@@ -86,35 +87,22 @@ def test_decoder(name: str, seed: int, batch: int, width: int) -> None:
         assert torch.equal(alone.tokens[0][alone.mask[0]], commit.tokens[row][commit.mask[row]])
 
 
-CUTS = ["threshold", "threshold:strict=true", "threshold:threshold=1.0", "threshold:threshold=0.0"]
+class Asked:
+    """A decoder of which the engine knows no rule."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.commit, self.needs, self.monotone = decoder.commit, decoder.needs, decoder.monotone
 
 
-@pytest.mark.parametrize("spec", CUTS)
-@settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 10**6), batch=st.integers(1, 5), width=st.integers(1, 12))
-def test_what_a_cut_says_is_what_is_committed(spec: str, seed: int, batch: int, width: int) -> None:
-    rng, decoder = torch.Generator().manual_seed(seed), build("decoder", spec)
-    masked = torch.rand(batch, width, generator=rng) < 0.6
-    # Few different confidences, so that some are equal, to one another and to the threshold.
-    threshold = torch.tensor(decoder.threshold, dtype=torch.float32)
-    values = torch.stack([threshold, threshold.nextafter(torch.tensor(2.0)), torch.tensor(0.25)])
-    confidence = values[torch.randint(0, 3, (batch, width), generator=rng)]
-    proposal = Proposal(torch.zeros(batch, width, dtype=torch.int64), confidence)
-    states = [WindowState(width) for _ in range(batch)]
-    found = decoder.commit(proposal, masked, states).mask
-    for row in range(batch):
-        open_places = masked[row].nonzero()[:, 0].tolist()
-        by_score = sorted(open_places, key=lambda place: (-confidence[row, place].item(), place))
-        expected = {p for p in open_places if confidence[row, p].item() >= decoder.cut}
-        assert set(found[row].nonzero()[:, 0].tolist()) == expected | set(by_score[:1])
+RULES = ["threshold", "threshold:strict=true", "threshold:threshold=0.0", "hierarchy:threshold=0.5"]
 
 
 @pytest.mark.parametrize("iteration", ["blockwise:length=8", "multiblock:length=8"])
-@pytest.mark.parametrize("spec", CUTS)
-def test_a_cut_changes_no_answer(
+@pytest.mark.parametrize("spec", RULES)
+def test_a_rule_changes_no_answer(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, spec: str, iteration: str
 ) -> None:
-    """The engine decides by the cut, or asks `commit`: same tokens, same steps."""
+    """The engine asks the rule, or `commit`: same tokens, same steps."""
 
     def answers() -> dict[str, tuple[list[int], list[float] | None, int]]:
         asked = [
@@ -138,9 +126,13 @@ def test_a_cut_changes_no_answer(
             for name, output in served.items()
         }
 
-    by_cut = answers()
-    monkeypatch.setattr(type(build("decoder", spec)), "cut", None)
-    assert answers() == by_cut
+    by_rule, strategy = answers(), Engine.strategy
+    monkeypatch.setattr(
+        Engine,
+        "strategy",
+        lambda engine, params: replace(s := strategy(engine, params), decoder=Asked(s.decoder)),
+    )
+    assert answers() == by_rule
 
 
 @pytest.mark.parametrize("name", ITERATIONS)

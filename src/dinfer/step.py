@@ -19,7 +19,7 @@ Shape suffixes: B sequences, W window, T rows of the ragged batch, R rows a toke
 V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -310,9 +310,8 @@ class Decoder(Protocol):
     May have `temperature(step) -> float`: logits of a window's step `step` are divided by it before
     anything is made of them; the request's temperature comes on top.
 
-    May have `cut`: None, or a confidence (float32). It then commits the masked positions of this
-    confidence or more, the best in any case (ties to the left), and nothing else matters; so the
-    engine decides on the host, where that takes less time than a proposal on a device.
+    May have `rule`: None, or what alone decides its commits (see `Rule`). The engine then asks the
+    rule, on the host: for a few numbers that takes less time than tensors do, on any device.
 
     `monotone`: never touches a set position, so whatever is set is settled. One that is not must
     come to an end by itself: over a window's steps it takes back fewer tokens than it sets, and
@@ -331,6 +330,21 @@ class Decoder(Protocol):
         ...
 
 
+Rule = Callable[[npt.NDArray[np.int64], npt.NDArray[np.float32]], npt.NDArray[np.int64]]
+"""Of the masked positions of one window, rising, and their confidence: which of them to commit, as
+indices into both.
+"""
+
+
+def by_rule(rule: Rule, proposal: Proposal, masked: Tensor) -> Commit:
+    """What a rule commits, in tensors."""
+    mask, confidence = torch.zeros_like(masked), proposal.confidence.cpu().numpy()
+    for row, places in enumerate(each.nonzero()[0] for each in masked.cpu().numpy()):
+        if len(places):
+            mask[row, places[rule(places, confidence[row, places])]] = True
+    return Commit(mask, proposal.tokens)
+
+
 def ranks(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     """Rank of each eligible position by falling score, 0 first; ties to the left; W or more
     elsewhere.
@@ -343,18 +357,11 @@ def ranks(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     return torch.where(eligible_BW, rank, order.shape[1])
 
 
-def best_place(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
-    """Place of the highest score among the eligible positions of each row, [B, 1], ties to the
-    left; any place where none is eligible.
-    """
-    return torch.where(eligible_BW, score_BW, -torch.inf).argmax(dim=1, keepdim=True)
-
-
 def best(score_BW: Tensor, eligible_BW: Tensor) -> Tensor:
     """The eligible position of the highest score in each row that has one, [B, W] bool; ties to
     the left.
     """
-    place = best_place(score_BW, eligible_BW)
+    place = torch.where(eligible_BW, score_BW, -torch.inf).argmax(dim=1, keepdim=True)
     return torch.zeros_like(eligible_BW).scatter_(1, place, True) & eligible_BW
 
 

@@ -273,6 +273,32 @@ def begin(rng: torch.Generator, batch: int, width: int) -> Windows:
     return Windows(widths, ~given, given, held, [bool(row.any()) for row in ~given])
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name,limit", [("threshold", 0.7), ("hierarchy", 0.7)])
+def test_equal_confidence(name: str, limit: float, strict: bool) -> None:
+    """At the threshold itself, and of several best ones the leftmost."""
+    rng, least = torch.Generator().manual_seed(6), torch.tensor(limit)
+    values = torch.stack([least, least.nextafter(torch.tensor(2.0)), torch.tensor(0.25)])
+    option = f":strict={strict}".lower() if name == "threshold" else ":low=0.2"
+    decoder = build("decoder", f"{name}:threshold={limit}{option}")
+    above = strict or name == "hierarchy"
+    for _ in range(50):
+        masked = torch.rand(4, 9, generator=rng) < 0.6
+        confidence = values[torch.randint(0, 3, (4, 9), generator=rng)]
+        proposal = Proposal(torch.zeros(4, 9, dtype=torch.int64), confidence)
+        found = decoder.commit(proposal, masked, [WindowState(9)] * 4).mask
+        for c, is_open, mask in zip(confidence, masked.tolist(), found, strict=True):
+            free = [i for i in range(9) if is_open[i]]
+            expected = {i for i in free if c[i] > least or (c[i] == least and not above)}
+            runs = "".join(".m"[x] for x in is_open).split(".") if name == "hierarchy" else [free]
+            at = 0
+            for run in runs:
+                places = free[at : at + len(run)]
+                at += len(run)
+                expected |= {max(places, key=lambda i: (float(c[i]), -i))} if places else set()
+            assert set(mask.nonzero()[:, 0].tolist()) == expected
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("spec", RULES)
 def test_rule(spec: str, seed: int) -> None:

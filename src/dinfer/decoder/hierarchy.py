@@ -4,13 +4,15 @@ position, so that neighbours, which depend on each other, are not set at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from dinfer.decoder.threshold import Confidence, Places
 from dinfer.errors import RequestError
-from dinfer.step import Commit, Proposal, WindowState, best
+from dinfer.step import Commit, Proposal, WindowState, by_rule
 
 
 @dataclass(frozen=True)
@@ -31,23 +33,16 @@ class Hierarchy:
                 " 0 <= low <= threshold <= 1 is needed."
             )
 
+    def rule(self, places: Places, confidence: Confidence) -> Places:
+        """All that are sure, the best of each run, the best of all."""
+        chosen = confidence > np.float32(self.threshold)
+        cuts = (np.diff(places) > 1).nonzero()[0] + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(places)]):
+            best = start + confidence[start:stop].argmax()
+            chosen[best] |= confidence[best] > np.float32(self.low)
+        chosen[confidence.argmax()] = True
+        return chosen.nonzero()[0]
+
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
-        """Best of each run, all that are sure, best of all."""
-        sure = masked & (proposal.confidence > self.threshold)
-        heads = best_of_runs(proposal.confidence, masked) & (proposal.confidence > self.low)
-        return Commit(sure | heads | best(proposal.confidence, masked), proposal.tokens)
-
-
-def best_of_runs(score_BW: Tensor, masked_BW: Tensor) -> Tensor:
-    """The highest score of each maximal run of adjacent masked positions; ties to the left."""
-    width = masked_BW.shape[1]
-    before = torch.nn.functional.pad(masked_BW[:, :-1], (1, 0))
-    run = (masked_BW & ~before).cumsum(dim=1)  # 1 for the first run; set positions do not matter
-    score = torch.where(masked_BW, score_BW, -torch.inf)
-    empty = torch.full((len(run), width + 1), -torch.inf, device=score.device)
-    top = empty.scatter_reduce(1, run, score, "amax").gather(1, run)
-    place = torch.arange(width, device=score.device).expand_as(run)
-    hit = masked_BW & (score == top)
-    none = torch.full((len(run), width + 1), width, device=score.device)
-    first = none.scatter_reduce(1, run, torch.where(hit, place, width), "amin").gather(1, run)
-    return hit & (place == first)
+        """What the rule says."""
+        return by_rule(self.rule, proposal, masked)

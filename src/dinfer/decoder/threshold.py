@@ -8,12 +8,16 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dinfer.decoder.fixed import quotas
 from dinfer.errors import RequestError
-from dinfer.step import Commit, Proposal, WindowState, best_place, ranks
+from dinfer.step import Commit, Proposal, Rule, WindowState, by_rule, ranks
+
+Confidence = npt.NDArray[np.float32]
+Places = npt.NDArray[np.int64]
 
 
 def leading(chosen: Tensor, masked: Tensor, states: Sequence[WindowState]) -> Tensor:
@@ -64,21 +68,23 @@ class Threshold:
         return frozenset({"filtered_confidence"}) if self.filtered else frozenset()
 
     @cached_property
-    def cut(self) -> float | None:
-        """The threshold, where nothing else counts; if strict, the next number above it."""
-        if self.filtered or self.steps or self.pace or self.least > 1 or self.lead:
-            return None
+    def rule(self) -> Rule | None:
+        """`c >= threshold`, or the best, where nothing else counts."""
+        schedules = self.steps or self.pace or self.least > 1 or self.lead
+        return None if self.filtered or schedules else self._sure
+
+    def _sure(self, places: Places, confidence: Confidence) -> Places:
         least = np.float32(self.threshold)
-        return float(np.nextafter(least, np.float32(2)) if self.strict else least)
+        sure = confidence > least if self.strict else confidence >= least
+        return sure.nonzero()[0] if sure.any() else confidence.argmax(axis=0, keepdims=True)
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """`c >= threshold`, or among the best that the schedule asks for."""
+        if self.rule is not None:
+            return by_rule(self.rule, proposal, masked)
         confidence = proposal.filtered_confidence if self.filtered else proposal.confidence
         assert confidence is not None
         sure = confidence > self.threshold if self.strict else confidence >= self.threshold
-        if self.steps == self.pace == 0 and self.least == 1 and not self.lead:
-            sure = sure.scatter(1, best_place(confidence, masked), True)
-            return Commit(sure & masked, proposal.tokens)
         rank = ranks(confidence, masked)
         quota = quotas(states, self.steps, masked.device).clamp(min=self.least)
         if self.pace:

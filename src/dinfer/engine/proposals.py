@@ -20,7 +20,7 @@ from dinfer.engine.sequence import Sequence
 from dinfer.kernel.likeliest import searcher
 from dinfer.kernel.propose import Extras, Guidance, RowSampling, kept, propose
 from dinfer.nn.transformer import Transformer
-from dinfer.step import Commit, Decoder, Part, Proposal, Seen, WindowState
+from dinfer.step import Commit, Decoder, Part, Proposal, Rule, Seen, WindowState
 
 Ids = npt.NDArray[np.int64]
 _NONE: Ids = np.empty(0, np.int64)
@@ -70,7 +70,7 @@ class Line:
     part: Part
     state: WindowState
     asked: Ids
-    rows: Ids
+    rows: slice
 
 
 def commits(
@@ -87,8 +87,8 @@ def commits(
             groups[sequence.strategy.decoder].append(line)
     done: list[list[Committed]] = [[] for _ in batch]
     for decoder, lines in groups.items():
-        cut = getattr(decoder, "cut", None)
-        decided = _decide(decoder, lines, found) if cut is None else _above(cut, lines, found)
+        rule: Rule | None = getattr(decoder, "rule", None)
+        decided = _by_rule(rule, lines, found) if rule else _decide(decoder, lines, found)
         for line, commit in zip(lines, decided, strict=True):
             done[line.owner].append(commit)
     return [_joined(parts) for parts in done]
@@ -109,7 +109,7 @@ def _lines(owner: int, sequence: Sequence, asked: Ids, start: int) -> Iterator[L
     for part, state in zip(sequence.window.split(), sequence.states, strict=True):
         low, high = asked.searchsorted((part.start, part.stop)).tolist()
         if low < high:
-            rows = np.arange(start + low, start + high)
+            rows = slice(start + low, start + high)
             yield Line(owner, sequence, part, state, asked[low:high], rows)
 
 
@@ -192,30 +192,28 @@ def _found(
     return found
 
 
-def _above(cut: float, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
-    """What a decoder with a `cut` commits, which takes no laying out."""
+def _by_rule(rule: Rule, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
+    """What the rule of a decoder commits; nothing needs laying out."""
     host = {name: x.cpu().numpy() for name, x in found.items()}
-    confidence = host["confidence"]
-    enough = confidence >= np.float32(cut)
     done = []
     for line in lines:
-        rows = line.rows[enough[line.rows]]
-        if not len(rows):
-            rows = line.rows[[confidence[line.rows].argmax()]]
+        confidence = host["confidence"][line.rows]
+        chosen = rule(line.asked, confidence)
         if line.part.sure is not None:
-            rows = rows[confidence[rows] > line.part.sure]
+            chosen = chosen[confidence[chosen] > line.part.sure]
+        top = [
+            host[name][line.rows][chosen] for name in ("top_tokens", "top_probs") if name in host
+        ]
         done.append(
             Committed(
-                line.asked[rows - line.rows[0]],
-                host["tokens"][rows],
-                confidence[rows],
+                line.asked[chosen],
+                host["tokens"][line.rows][chosen],
+                confidence[chosen],
                 _NONE,
                 False,
                 _NONE,
                 _NONE,
-                (host["top_tokens"][rows], host["top_probs"][rows])
-                if "top_probs" in host
-                else None,
+                (top[0], top[1]) if top else None,
             )
         )
     return done
@@ -230,7 +228,9 @@ def _decide(decoder: Decoder, lines: list[Line], found: dict[str, Tensor]) -> li
     )
     # Which of the found rows a place shows; what nobody asked for shows any.
     index, masked = np.zeros(shape, np.int64), np.zeros(shape, bool)
-    index.reshape(-1)[places] = np.concatenate([line.rows for line in lines])
+    index.reshape(-1)[places] = np.concatenate(
+        [np.arange(line.rows.start, line.rows.stop) for line in lines]
+    )
     masked.reshape(-1)[places] = np.concatenate(
         [line.sequence.canvas.masked[line.asked] for line in lines]
     )
