@@ -45,6 +45,7 @@ class Canvas:
         self.answer, self.limit, self.mask_id = answer, limit, mask_id
         self.block, self.base = block, base
         self.end, self.ceiling = limit, len(filled)
+        self._fixed = self._given_end()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,7 +71,7 @@ class Canvas:
         """The leftmost position whose token was set after its row last ran (the canvas length when
         there is none).
         """
-        changed = self.stale & ~self.masked
+        changed = self.stale > self.masked  # stale and not masked
         place = int(changed.argmax()) if len(changed) else 0
         return place if len(changed) and changed[place] else len(self)
 
@@ -92,6 +93,14 @@ class Canvas:
         """First open position (the canvas length when nothing before `limit` is masked)."""
         first = self.first_masked()
         return len(self) if first is None else self.block_start(first)
+
+    def given_from(self, place: int) -> bool:
+        """Whether any position from `place` on was given."""
+        return place < self._fixed
+
+    def _given_end(self) -> int:
+        """Behind the last position that was given."""
+        return max(self.given.nonzero()[0].tolist(), default=-1) + 1
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Sets tokens."""
@@ -116,11 +125,12 @@ class Canvas:
         """Leaves the positions from `length` on out, until the canvas grows again."""
         for name in ("tokens", "masked", "given", "stale"):
             setattr(self, name, getattr(self, name)[:length])
+        self._fixed = self._given_end()
         self._bound(min(self.end, length))
 
     def insert(self, place: int, count: int) -> None:
         """Puts `count` masks before `place`; what lies from there on moves."""
-        assert not self.given[place:].any() and len(self) + count <= self.ceiling
+        assert not self.given_from(place) and len(self) + count <= self.ceiling
         assert self.mask_id is not None, "there is no mask token"
         for name, blank in (("tokens", self.mask_id), ("masked", True), ("given", False)):
             setattr(self, name, np.insert(getattr(self, name), place, [blank] * count))

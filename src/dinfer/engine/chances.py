@@ -1,4 +1,6 @@
-"""Log probabilities of a canvas's tokens, as they were when each was set."""
+"""Probabilities of a canvas's tokens, as they were when each was set, and their logarithms."""
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +33,12 @@ class Chances:
         """Keeps the probability of what was set [P], and the likeliest tokens with theirs
         [P, TOP].
         """
-        self._own[positions] = np.log(np.maximum(own, LEAST))
+        self._own[positions] = own
         if likely is not None:
             tokens, chances = (x[:, : self._params.top_logprobs] for x in likely)
             width = tokens.shape[1]
             self._likely[positions, :width] = tokens
-            self._theirs[positions, :width] = np.log(np.maximum(chances, LEAST))
+            self._theirs[positions, :width] = chances
 
     def move(self, place: int, count: int) -> None:
         """What lies from `place` on goes `count` positions on."""
@@ -45,14 +47,19 @@ class Chances:
 
     def probabilities(self, positions: npt.NDArray[np.int64]) -> list[float]:
         """Of the tokens in some positions."""
-        found: list[float] = np.exp(self._own[positions]).tolist()
+        found: list[float] = self._own[positions].tolist()
         return found
 
     def of(self, part: slice) -> tuple[list[float] | None, Top | None]:
         """Log probabilities in some positions: of their tokens, and the likeliest tokens with
         theirs; None for what the request does not ask for.
         """
-        own = self._own[part].tolist() if self._params.logprobs else None
-        pairs = zip(self._likely[part].tolist(), self._theirs[part].tolist(), strict=True)
+        own = _logs(self._own[part]) if self._params.logprobs else None
+        pairs = zip(self._likely[part].tolist(), _logs(self._theirs[part]), strict=True)
         top = [list(zip(*pair, strict=True)) for pair in pairs]
         return own, top if self._params.top_logprobs else None
+
+
+def _logs(chances: npt.NDArray[np.float64]) -> Any:
+    """Their logarithms, as lists."""
+    return np.log(np.maximum(chances, LEAST)).tolist()

@@ -211,7 +211,7 @@ class Engine:
             (commit.positions - canvas.answer).tolist(),
             commit.tokens.tolist(),
             commit.confidence.tolist(),
-            (commit.back - canvas.answer).tolist(),
+            (commit.back - canvas.answer).tolist() if len(commit.back) else [],
         )
         return [event, *self._grow(sequence), *self._settle(sequence)]
 

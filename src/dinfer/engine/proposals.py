@@ -29,11 +29,11 @@ _NOTHING = frozenset[str]()
 
 @dataclass(frozen=True)
 class Committed:
-    """What one sequence gets written: positions, tokens, and the confidence of each; `back`:
-    positions to mask again; `open`: whether its window stays open even without a mask; `drafted`:
-    positions that stay masked, and `draft`: the tokens that they show. likely: the likeliest tokens
-    there and their probabilities, each [P, TOP], if any request or decoder of the step asked for
-    them.
+    """What one sequence gets written: positions (rising), tokens, and the confidence of each;
+    `back`: positions to mask again; `open`: whether its window stays open even without a mask;
+    `drafted`: positions that stay masked, and `draft`: the tokens that they show. likely: the
+    likeliest tokens there and their probabilities, each [P, TOP], if any request or decoder of the
+    step asked for them.
     """
 
     positions: Ids
@@ -47,9 +47,9 @@ class Committed:
 
     def before(self, limit: int) -> "Committed":
         """The same without what is committed from `limit` on."""
-        keep = self.positions < limit
-        if keep.all():
+        if not len(self.positions) or self.positions[-1] < limit:
             return self
+        keep = self.positions < limit
         return replace(
             self,
             positions=self.positions[keep],

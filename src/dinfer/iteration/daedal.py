@@ -55,7 +55,7 @@ class Daedal:
 
     def begin(self, canvas: Canvas) -> None:
         """Leaves out all but the first masks."""
-        fixed = canvas.given[canvas.answer :].any()
+        fixed = canvas.given_from(canvas.answer)
         if self.initial and canvas.ends and canvas.block is None and not fixed:
             canvas.cut(min(canvas.answer + self.initial, len(canvas)))
 

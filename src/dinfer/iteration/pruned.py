@@ -43,6 +43,5 @@ class Pruned:
         # Fixed text behind the blanks is always looked at: it lies before the horizon or there is
         # none.
         horizon = window.stop + self.ahead * self.length
-        fixed = canvas.given[horizon:].any()
-        horizon = len(canvas) if fixed else min(horizon, len(canvas))
+        horizon = len(canvas) if canvas.given_from(horizon) else min(horizon, len(canvas))
         return Window(window.start, window.stop, horizon, self.last)
