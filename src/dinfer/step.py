@@ -310,8 +310,9 @@ class Decoder(Protocol):
     May have `temperature(step) -> float`: logits of a window's step `step` are divided by it before
     anything is made of them; the request's temperature comes on top.
 
-    May have `rule`: None, or what alone decides its commits (see `Rule`). The engine then asks the
-    rule, on the host: for a few numbers that takes less time than tensors do, on any device.
+    One that is monotone may have `rule`: None, or what alone decides its commits (see `Rule`). The
+    engine then asks the rule, on the host: for a few numbers that takes less time than tensors do,
+    on any device.
 
     `monotone`: never touches a set position, so whatever is set is settled. One that is not must
     come to an end by itself: over a window's steps it takes back fewer tokens than it sets, and

@@ -194,20 +194,19 @@ def _found(
 
 def _by_rule(rule: Rule, lines: list[Line], found: dict[str, Tensor]) -> list[Committed]:
     """What the rule of a decoder commits; nothing needs laying out."""
-    host = {name: x.cpu().numpy() for name, x in found.items()}
+    tokens, sure = found["tokens"].cpu().numpy(), found["confidence"].cpu().numpy()
+    likely = [found[x].cpu().numpy() for x in ("top_tokens", "top_probs") if x in found]
     done = []
     for line in lines:
-        confidence = host["confidence"][line.rows]
+        confidence = sure[line.rows]
         chosen = rule(line.asked, confidence)
         if line.part.sure is not None:
             chosen = chosen[confidence[chosen] > line.part.sure]
-        top = [
-            host[name][line.rows][chosen] for name in ("top_tokens", "top_probs") if name in host
-        ]
+        top = [each[line.rows][chosen] for each in likely]
         done.append(
             Committed(
                 line.asked[chosen],
-                host["tokens"][line.rows][chosen],
+                tokens[line.rows][chosen],
                 confidence[chosen],
                 _NONE,
                 False,
