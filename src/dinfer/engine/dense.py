@@ -54,7 +54,7 @@ _Layer = _struct(
 )  # fmt: skip
 _Model = _struct(
     "_Model", layers=_At, norm=_At, embedding=_At, count=_N, hidden=_N, heads=_N, kv_heads=_N,
-    size=_N, rotary=_N, intermediate=_N, eps=ctypes.c_double,
+    size=_N, rotary=_N, intermediate=_N, slots=_N, eps=ctypes.c_double,
 )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ class Dense:
             ctypes.addressof(self._layers), self._norm(model.norm),
             model.embedding.weight.data_ptr(), shape.layers, shape.hidden, shape.heads,
             shape.kv_heads, shape.head_size, shape.rotary or shape.head_size, shape.intermediate,
-            shape.norm_eps,
+            len(pool.keys(0)), shape.norm_eps,
         )  # fmt: skip
 
     def _linear(self, layer: torch.nn.Module) -> Linear:

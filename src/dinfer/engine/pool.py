@@ -9,7 +9,8 @@ from dinfer.step import PAGE
 
 
 class Pool:
-    """Keys and values of all sequences, for each layer [2, pages * PAGE, kv_heads, head_size].
+    """Keys and values of all sequences, for each layer [2, kv_heads, pages * PAGE, head_size]: what
+    attention reads for one head lies together.
 
     `poison` fills pages with NaN when they are handed out, so that reading a row that never ran
     shows at once. `prefixes`: what free pages still hold; such pages are handed out last.
@@ -28,8 +29,8 @@ class Pool:
         self.pages, self.poison = pages, poison
         self.device = device
         self._layers = [
-            torch.empty(2, pages * PAGE, *shape.kv_at(layer), dtype=dtype, device=device)
-            for layer in range(shape.layers)
+            torch.empty(2, heads, pages * PAGE, size, dtype=dtype, device=device)
+            for heads, size in map(shape.kv_at, range(shape.layers))
         ]
         self._users = [0] * pages
 
@@ -40,11 +41,11 @@ class Pool:
 
     def keys(self, layer: int) -> Tensor:
         """Keys of a layer, [slots, kv_heads, head_size]."""
-        return self._layers[layer][0]
+        return self._layers[layer][0].transpose(0, 1)
 
     def values(self, layer: int) -> Tensor:
         """Values of a layer, [slots, kv_heads, head_size]."""
-        return self._layers[layer][1]
+        return self._layers[layer][1].transpose(0, 1)
 
     def take(self, count: int) -> list[int] | None:
         """`count` pages, a contiguous run where there is one; None when there are not enough."""
@@ -67,8 +68,8 @@ class Pool:
             return None
         self._hand_out(chosen)
         for layer in self._layers:
-            pages = layer.view(2, self.pages, PAGE, *layer.shape[2:])
-            pages[:, chosen[: len(known)]] = pages[:, known]
+            pages = layer.unflatten(2, (self.pages, PAGE))
+            pages[:, :, chosen[: len(known)]] = pages[:, :, known]
         return chosen
 
     def _blank(self) -> list[int]:
@@ -80,7 +81,7 @@ class Pool:
         for page in chosen:
             self._users[page] = 1
             for layer in self._layers if self.poison else ():
-                layer[:, page * PAGE : (page + 1) * PAGE] = torch.nan
+                layer[:, :, page * PAGE : (page + 1) * PAGE] = torch.nan
         return chosen
 
     def _idle(self, page: int) -> bool:

@@ -29,8 +29,8 @@ struct Span {           // as engine/dense.py lays them out
 
 struct Heads {                // one layer
   const bf16* q;              // [rows, heads, d]
-  const bf16 *keys, *values;  // [slots, kv_heads, d]
-  int64_t heads, kv_heads, size;
+  const bf16 *keys, *values;  // [kv_heads, slots, d]
+  int64_t slots, heads, kv_heads, size;
 };
 
 // What a thread needs for heads of one size.
@@ -246,7 +246,7 @@ inline void fold(const Desk& desk, int64_t team, const Slots& slots, int64_t d, 
 template <class Write>
 inline void attend(const Heads& h, const Span& span, const int64_t* listed, const Task& task,
                    const Desk& desk, Write write) {
-  const int64_t d = h.size, fan = h.heads / h.kv_heads, wide = h.heads * d, step = h.kv_heads * d;
+  const int64_t d = h.size, fan = h.heads / h.kv_heads, wide = h.heads * d;
   const int64_t teams = (task.last - task.first + LANES - 1) / LANES;
   __m512 top[TEAMS], norm[TEAMS];
   // Lanes behind the last query repeat it.
@@ -265,13 +265,13 @@ inline void attend(const Heads& h, const Span& span, const int64_t* listed, cons
   }
   memset(desk.sums, 0, 4 * teams * LANES * d);
   Slots slots;
-  slots.stride = span.slot >= 0 ? step : 0;
+  slots.stride = span.slot >= 0 ? d : 0;
   for (int64_t low = 0; low < span.count; low += BLOCK) {
     slots.count = span.count - low < BLOCK ? span.count - low : BLOCK;
     for (int64_t s = 0; s < slots.count; s++) {
       int64_t slot = span.slot >= 0 ? span.slot + low + s : listed[-1 - span.slot + low + s];
-      slots.keys[s] = h.keys + slot * step + task.head * d;
-      slots.values[s] = h.values + slot * step + task.head * d;
+      slots.keys[s] = h.keys + (task.head * h.slots + slot) * d;
+      slots.values[s] = h.values + (task.head * h.slots + slot) * d;
     }
     lay_values(slots, d, desk.values);
     for (int64_t t = 0; t < teams; t++) fold(desk, t, slots, d, top[t], norm[t]);

@@ -14,14 +14,14 @@ namespace {
 struct Layer {
   Linear qkv, out, gate_up, down;
   const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // q_norm and k_norm may be null
-  bf16 *keys, *values;
+  bf16 *keys, *values;                                       // [kv_heads, slots, d]
 };
 
 struct Model {
   const Layer* layers;
   const float* norm;
   const bf16* embedding;  // [vocabulary, hidden]
-  int64_t count, hidden, heads, kv_heads, size, rotary, intermediate;
+  int64_t count, hidden, heads, kv_heads, size, rotary, intermediate, slots;
   double eps;
 
   int64_t mixed() const { return heads * size; }
@@ -178,24 +178,24 @@ class Body {
                     _mm512_storeu_ps(place + 16, _mm512_loadu_ps(y + 16));
                   });
     for (int64_t r = 0; r < s.rows; r++) {
-      const int64_t slot = s.slots[r] * m.kv_heads * m.size;
       for (int64_t h = heads.first; h < heads.last; h++) {
         float* head = wide + r * stride + h * m.size;
         const int64_t key = h - m.heads, value = key - m.kv_heads;
         if (key < 0)
           turn(head, layer.q_norm, r, q + r * m.mixed() + h * m.size);
         else if (value < 0)
-          turn(head, layer.k_norm, r, layer.keys + slot + key * m.size);
+          turn(head, layer.k_norm, r, layer.keys + (key * m.slots + s.slots[r]) * m.size);
         else
           for (int64_t i = 0; i < m.size; i += 16)
-            narrow(layer.values + slot + value * m.size + i, _mm512_loadu_ps(head + i));
+            narrow(layer.values + (value * m.slots + s.slots[r]) * m.size + i,
+                   _mm512_loadu_ps(head + i));
       }
     }
 #pragma omp barrier
   }
 
   void mix(const Layer& layer, std::atomic<int64_t>& next, int thread) {
-    const Heads heads{q, layer.keys, layer.values, m.heads, m.kv_heads, m.size};
+    const Heads heads{q, layer.keys, layer.values, m.slots, m.heads, m.kv_heads, m.size};
     const Desk desk(desks + thread * Desk::bytes(m.size), m.size);
     const Rows out = rows_of(m.mixed());
     for (int64_t t; (t = next++) < static_cast<int64_t>(tasks.size());)
