@@ -68,7 +68,7 @@ class Pool:
             return None
         self._hand_out(chosen)
         for layer in self._layers:
-            pages = layer.unflatten(2, (self.pages, PAGE))
+            pages = layer.view(*layer.shape[:2], self.pages, PAGE, layer.shape[3])
             pages[:, :, chosen[: len(known)]] = pages[:, :, known]
         return chosen
 
