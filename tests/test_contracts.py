@@ -135,6 +135,15 @@ def test_a_rule_changes_no_answer(
     assert answers() == by_rule
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.booleans(), max_size=30), st.integers(0, 30), st.integers(0, 31))
+def test_canvas_knows_where_its_given_text_ends(given: list[bool], length: int, place: int) -> None:
+    canvas = Canvas([7 if fixed else None for fixed in given], 0, len(given), MASK, None)
+    assert canvas.given_from(place) == any(given[place:])
+    canvas.cut(length)
+    assert canvas.given_from(place) == any(given[:length][place:])
+
+
 @pytest.mark.parametrize("name", ITERATIONS)
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), answer=st.integers(0, 20), length=st.integers(0, 70))

@@ -331,7 +331,9 @@ class Decoder(Protocol):
         ...
 
 
-Rule = Callable[[npt.NDArray[np.int64], npt.NDArray[np.float32]], npt.NDArray[np.int64]]
+Places = npt.NDArray[np.int64]
+Confidence = npt.NDArray[np.float32]
+Rule = Callable[[Places, Confidence], Places]
 """Of the masked positions of one window, rising, and their confidence: which of them to commit, as
 indices into both.
 """

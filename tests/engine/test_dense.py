@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -170,3 +171,22 @@ def test_a_slot_that_never_ran_is_noticed() -> None:
         rows = engine.runner.forward(batch).view(3, 8, -1).isnan().all(dim=2).all(dim=1)
         assert rows.tolist() == [False, True, False]
         arena[slot] = 0.0
+
+
+@pytest.mark.usefixtures("kernels")
+@torch.inference_mode()
+def test_input_rows_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens' embeddings, or rows that are the same."""
+    engine = engine_of(loaded("llada"))
+    run, calls = engine.runner.dense, []
+    assert run is not None
+    monkeypatch.setattr(
+        engine.runner, "dense", lambda *given: (calls.append(given), run(*given))[1]
+    )
+    hidden = engine.runner.forward(batch_of(engine, 8, 40, 3))
+    inputs, spans, length, given = calls[-1]
+    assert given is None
+    tokens = np.concatenate(inputs[: len(inputs) // 3])
+    rows = engine.model.embed(torch.from_numpy(tokens))
+    assert torch.equal(run(inputs, spans, length, rows), hidden)
+    assert not torch.equal(run(inputs, spans, length, rows + 1), hidden)

@@ -68,8 +68,7 @@ def test_search(rows: int, quantised: bool) -> None:
     made = [Product(*(quantise_rows(w) if quantised else (w, w.new_empty(0)))) for w in cuts]
     logits = linear(x.double(), weight.double())
     if quantised:
-        whole = linear_int8_reference(x.float(), *quantise_rows(weight))
-        logits = whole.double()
+        logits = linear_int8_reference(x.float(), *quantise_rows(weight)).double()
     for mask in (None, 0, 700, int(logits[0].argmax())):
         masked = logits.clone()
         if mask is not None:
@@ -77,6 +76,9 @@ def test_search(rows: int, quantised: bool) -> None:
         tokens, chances = Search(made)(x, mask)
         assert torch.equal(tokens, masked.argmax(dim=1))
         assert torch.allclose(chances.double(), masked.softmax(dim=1).amax(dim=1), rtol=1e-4)
+        some = torch.arange(rows - 1, -1, -3)
+        for part, whole in zip(Search(made)(x, mask, some), (tokens, chances), strict=True):
+            assert torch.equal(part, whole[some])
 
 
 def test_search_takes_the_first_of_equals() -> None:

@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from dinfer.decoder.threshold import Confidence, Places
 from dinfer.errors import RequestError
-from dinfer.step import Commit, Proposal, WindowState, by_rule
+from dinfer.step import Commit, Confidence, Places, Proposal, WindowState, by_rule
 
 
 @dataclass(frozen=True)

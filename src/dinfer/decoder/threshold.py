@@ -8,16 +8,12 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dinfer.decoder.fixed import quotas
 from dinfer.errors import RequestError
-from dinfer.step import Commit, Proposal, Rule, WindowState, by_rule, ranks
-
-Confidence = npt.NDArray[np.float32]
-Places = npt.NDArray[np.int64]
+from dinfer.step import Commit, Confidence, Places, Proposal, Rule, WindowState, by_rule, ranks
 
 
 def leading(chosen: Tensor, masked: Tensor, states: Sequence[WindowState]) -> Tensor:
