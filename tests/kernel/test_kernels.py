@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dinfer.kernel.attention import Span, attention, attention_reference, grouped
+from dinfer.kernel.attention import Span, attention, attention_reference, by_size, grouped
 from dinfer.kernel.noise import random_tokens, uniform
 from dinfer.kernel.propose import GROUP, Extras, RowSampling, propose
 from dinfer.nn.linear import Linear
@@ -40,14 +40,11 @@ def test_attention(seed: int, group: int, kv_heads: int) -> None:
     seen[:, :, 0] = True
     masked = [replace(spans[0], seen=seen[0]), spans[1], replace(spans[2], seen=seen[1])]
     masked += [spans[3], replace(spans[4], seen=seen[2])]
-    torch.testing.assert_close(
-        attention(q, keys, values, grouped(masked, q.device)),
-        attention_reference(q, keys, values, masked),
-    )
-    torch.testing.assert_close(
-        attention(q, keys, values, grouped(spans, q.device)),
-        attention_reference(q, keys, values, spans),
-    )
+    for each in (masked, spans, spans[:1]):
+        some = q[: each[-1].stop]
+        truth = attention_reference(some, keys, values, each)
+        for groups in (grouped(each, q.device), by_size(each, q.device)):
+            torch.testing.assert_close(attention(some, keys, values, groups), truth)
 
 
 def test_random_tokens_are_uniform_and_apart_from_other_noise() -> None:

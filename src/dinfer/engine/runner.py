@@ -19,6 +19,7 @@ from dinfer.engine.sequence import Sequence
 from dinfer.engine.sight import Sight
 from dinfer.engine.stored import Stored
 from dinfer.kernel.attention import Span
+from dinfer.kernel.rounded import spare
 from dinfer.kernel.shadow import Shade
 from dinfer.nn.transformer import Transformer
 
@@ -71,14 +72,17 @@ class Runner:
             return self.dense((*tokens, *positions, *slots), spans[None], longest, x)
         # One array goes to the device, not three: shadow rows have no slots.
         count = start + sum(len(sequence.shadow) for sequence in batch)
-        inputs = torch.from_numpy(np.concatenate((*tokens, *positions, *slots))).to(self.device)
-        tokens_T, positions_T, slots_T = torch.split(inputs, [count, count, start])
+        more = np.zeros(0 if self.model.conditioned else spare(count, self.device), np.int64)
+        inputs = np.concatenate((*tokens, more, *positions, more, *slots))
+        tokens_T, positions_T, slots_T = torch.split(
+            torch.from_numpy(inputs).to(self.device), [count + len(more)] * 2 + [start]
+        )
         x_TD = self._embed(tokens_T, soft)
         attend = Stored(self.pool, slots_T, longest, self.windows, spans, shades)
         if self.model.conditioned:
             x_TD, open_T = self._condition(batch, x_TD, positions)
             return self.body(x_TD, positions_T, attend, open_T)
-        return self.body(x_TD, positions_T, attend)
+        return self.body(x_TD, positions_T, attend)[:count]
 
     def _embed(self, tokens_T: Tensor, soft: Many[tuple[Tensor, Tensor]]) -> Tensor:
         """Input rows [T, D], with what `_soft` found added."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.pool import Pool
-from dinfer.kernel.attention import Group, Span, attention, grouped
+from dinfer.kernel.attention import Groups, Span, attention, grouped
 from dinfer.kernel.shadow import Shade, shadow_attention
 
 
@@ -15,7 +15,7 @@ from dinfer.kernel.shadow import Shade, shadow_attention
 class Stored:
     """An `Attend` for one step. slots_T: where the rows' keys and values go; length: positions are
     below it; windows: that of each layer; spans: who sees what, for each window; shades: the shadow
-    rows behind the others.
+    rows behind the others. Rows behind all these see nothing, and stand there to make up a number.
     """
 
     pool: Pool
@@ -26,7 +26,7 @@ class Stored:
     shades: list[Shade]
 
     @cached_property
-    def _groups(self) -> dict[int | None, list[Group]]:
+    def _groups(self) -> dict[int | None, Groups]:
         return {window: grouped(some, self.pool.device) for window, some in self.spans.items()}
 
     def __call__(self, layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
@@ -35,8 +35,12 @@ class Stored:
         keys, values = self.pool.keys(layer), self.pool.values(layer)
         keys.index_copy_(0, self.slots_T, k_TKd[:count])
         values.index_copy_(0, self.slots_T, v_TKd[:count])
-        mixed = attention(q_THd[:count], keys, values, self._groups[self.windows[layer]])
-        if not self.shades:
-            return mixed
-        q, k, v = (x[count:] for x in (q_THd, k_TKd, v_TKd))
-        return torch.cat((mixed, shadow_attention(q, k, v, keys, values, self.shades)))
+        parts = [attention(q_THd[:count], keys, values, self._groups[self.windows[layer]])]
+        if self.shades:
+            stop = count + self.shades[-1].span.stop
+            q, k, v = (x[count:stop] for x in (q_THd, k_TKd, v_TKd))
+            parts.append(shadow_attention(q, k, v, keys, values, self.shades))
+            count = stop
+        if count < len(q_THd):
+            parts.append(torch.zeros_like(q_THd[count:]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

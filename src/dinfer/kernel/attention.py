@@ -45,20 +45,46 @@ class Group:
     seen: Tensor | None = None
 
 
-def grouped(spans: Sequence[Span], device: torch.device) -> list[Group]:
-    """Spans of a step by their size; made once for all layers."""
-    by_size: dict[tuple[tuple[int, int], bool], list[Span]] = defaultdict(list)
+@dataclass(frozen=True)
+class Groups:
+    """All spans of a step. order [T]: where each row lies in what the groups give, one after the
+    other; None: rows lie there in their own order.
+    """
+
+    each: list[Group]
+    order: Tensor | None = None
+
+
+def grouped(spans: Sequence[Span], device: torch.device) -> Groups:
+    """Spans of a step as they run best there; made once for all layers.
+
+    On a CPU each stays alone: copying what several read to one place takes longer than the calls
+    that it saves.
+    """
+    if device.type == "cpu":
+        return Groups([_group([span], device) for span in spans])
+    return by_size(spans, device)
+
+
+def by_size(spans: Sequence[Span], device: torch.device) -> Groups:
+    """Spans of a step, those of one size in one call."""
+    groups: dict[tuple[tuple[int, int], bool], list[Span]] = defaultdict(list)
     for span in spans:
-        by_size[span.size, span.seen is None].append(span)
-    return [
-        Group(
-            len(same),
-            _joined([slice(span.start, span.stop) for span in same], device),
-            _joined([span.slots for span in same], device),
-            _stacked([span.seen for span in same if span.seen is not None], device),
-        )
-        for same in by_size.values()
-    ]
+        groups[span.size, span.seen is None].append(span)
+    each = [_group(same, device) for same in groups.values()]
+    if len(each) == 1:
+        return Groups(each)
+    rows = [np.arange(span.start, span.stop) for same in groups.values() for span in same]
+    return Groups(each, torch.from_numpy(np.argsort(np.concatenate(rows))).to(device))
+
+
+def _group(same: Sequence[Span], device: torch.device) -> Group:
+    return Group(
+        len(same),
+        _joined([slice(span.start, span.stop) for span in same], device),
+        _joined([span.slots for span in same], device),
+        _stacked([span.seen for span in same if span.seen is not None], device),
+    )
 
 
 def _stacked(seen: Sequence[npt.NDArray[np.bool_]], device: torch.device) -> Tensor | None:
@@ -72,43 +98,40 @@ def _joined(parts: Sequence[slice | npt.NDArray[np.int64]], device: torch.device
     return torch.from_numpy(np.concatenate(arrays)).to(device)
 
 
-def attention(
-    q_THd: Tensor, keys_SKd: Tensor, values_SKd: Tensor, groups: Sequence[Group]
-) -> Tensor:
+def attention(q_THd: Tensor, keys_SKd: Tensor, values_SKd: Tensor, groups: Groups) -> Tensor:
     """softmax(q k / sqrt(d)) v for each span over exactly the slots it may see; returns [T, H, d].
 
-    There is no padding, and a mask only where the rows of a span do not all see the same: spans of
-    one size share a call. Query heads that share a key head are folded into rows, so grouped heads
-    cost no copy.
+    There is no padding, and a mask only where the rows of a span do not all see the same. Query
+    heads that share a key head are folded into rows, so grouped heads cost no copy of keys.
     """
     kv_heads, size = keys_SKd.shape[1:]
-    out = torch.empty_like(q_THd)
-    for group in groups:
-        q = _part(q_THd, group.rows)
-        fan = q.shape[1] // kv_heads
-        q = q.view(group.count, -1, kv_heads, fan, size).permute(0, 2, 1, 3, 4).flatten(2, 3)
-        k, v = (
-            _part(x, group.slots).view(group.count, -1, kv_heads, size).transpose(1, 2)
-            for x in (keys_SKd, values_SKd)
-        )
+    fan = q_THd.shape[1] // kv_heads
+    # Channels of the query heads of a key head side by side, [K, T, fan * d].
+    q_KTC = q_THd.view(len(q_THd), kv_heads, fan * size).transpose(0, 1)
+    if fan > 1:
+        q_KTC = q_KTC.contiguous()
+    keys, values = keys_SKd.transpose(0, 1), values_SKd.transpose(0, 1)
+    parts = []
+    for group in groups.each:
+        q = _part(q_KTC, group.rows, group.count).view(group.count, kv_heads, -1, size)
+        k, v = (_part(x, group.slots, group.count) for x in (keys, values))
         seen = None
         if group.seen is not None:
             seen = group.seen.repeat_interleave(fan, dim=1)[:, None]
         mixed = scaled_dot_product_attention(q, k, v, seen)
-        mixed = mixed.view(group.count, kv_heads, -1, fan, size).permute(0, 2, 1, 3, 4)
-        mixed = mixed.reshape(-1, kv_heads * fan, size)
-        if isinstance(group.rows, Tensor):
-            out.index_copy_(0, group.rows, mixed)
-        elif len(groups) == 1:
-            return mixed  # all the rows there are
-        else:
-            out[group.rows] = mixed
-    return out
+        parts.append(mixed.transpose(1, 2).reshape(-1, fan, kv_heads, size))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if groups.order is not None:
+        out = out.index_select(0, groups.order)
+    return out.transpose(1, 2).reshape(q_THd.shape)
 
 
-def _part(x: Tensor, rows: slice | Tensor) -> Tensor:
-    """A view of a run, a copy of scattered rows (on a CPU at five times the speed of indexing)."""
-    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+def _part(x_KNC: Tensor, rows: slice | Tensor, count: int) -> Tensor:
+    """[count, K, n, C]: a view of a run, a copy of scattered rows."""
+    if isinstance(rows, slice):
+        return x_KNC.narrow(1, rows.start, rows.stop - rows.start)[None]
+    part = x_KNC.index_select(1, rows)
+    return part.view(len(part), count, -1, part.shape[2]).transpose(0, 1)
 
 
 def attention_reference(

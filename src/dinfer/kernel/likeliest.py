@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dinfer.kernel.rounded import rounded
+
 PIECE = 16384
 """Columns of logits that exist at once on a CPU; a GPU takes all of them."""
 
@@ -73,7 +75,7 @@ def _of_group(
     tokens = torch.zeros(len(hidden_RD), dtype=torch.int64, device=hidden_RD.device)
     norm = None
     for part in _pieces(head.out_features, hidden_RD.device):
-        logits = head.columns(hidden_RD, part.start, part.stop).float()
+        logits = _logits(hidden_RD, head, part)
         if mask_id is not None and part.start <= mask_id < part.stop:
             logits[:, mask_id - part.start] = -torch.inf
         out = None if allowed_RV is None else ~allowed_RV[:, part]
@@ -93,7 +95,11 @@ def _of_group(
 def logits_of(hidden_RD: Tensor, head: Head) -> Tensor:
     """All logits [R, V], float32."""
     parts = _pieces(head.out_features, hidden_RD.device)
-    return torch.cat([head.columns(hidden_RD, x.start, x.stop).float() for x in parts], dim=1)
+    return torch.cat([_logits(hidden_RD, head, part) for part in parts], dim=1)
+
+
+def _logits(hidden_RD: Tensor, head: Head, part: slice) -> Tensor:
+    return head.columns(rounded(hidden_RD), part.start, part.stop)[: len(hidden_RD)].float()
 
 
 def normaliser(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
