@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dinfer.kernel.attention import Group, attention
+from dinfer.kernel.attention import Span, attention, grouped
 from dinfer.nn.transformer import Transformer
 
 Mode = Literal["none", "prefix", "dual"]
@@ -45,9 +45,9 @@ class Stored:
 
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             self.arena[layer, 0, rows], self.arena[layer, 1, rows] = k_TKd, v_TKd
-            everything = Group(1, slice(0, len(q_THd)), slice(0, len(tokens_L)))
+            everything = Span(0, len(q_THd), slice(0, len(tokens_L)))
             keys, values = self.arena[layer]
-            return attention(q_THd, keys, values, [everything])
+            return attention(q_THd, keys, values, grouped([everything], q_THd.device))
 
         logits: Tensor = model.head(model(model.embed(tokens_L[rows]), positions, attend))
         return logits

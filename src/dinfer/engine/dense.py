@@ -23,8 +23,8 @@ from dinfer.nn.transformer import Layer, Shape, Transformer
 from dinfer.quant.int8 import Int8
 
 Ids = npt.NDArray[np.int64]
-_LANES = 32
-"""Heads and rotated channels come in multiples of this."""
+_LANES, _WIDEST = 32, 256
+"""Heads and rotated channels come in multiples of this; most channels of a head."""
 
 
 def serves(kind: type[Transformer], shape: Shape, dtype: torch.dtype, scheme: object) -> bool:
@@ -38,6 +38,7 @@ def serves(kind: type[Transformer], shape: Shape, dtype: torch.dtype, scheme: ob
         and dtype == torch.bfloat16
         and all(size % line == 0 for size in inner)
         and shape.head_size % _LANES == 0
+        and shape.head_size <= _WIDEST
         and shape.rotary % _LANES == 0
         and build.able()
     )

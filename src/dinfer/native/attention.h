@@ -39,7 +39,7 @@ struct Desk {
   float* sums;        // of each team, laid out as `mix` wants them
   float* scores;      // [BLOCK][LANES]
   uint32_t* chances;  // [BLOCK / 2][LANES] pairs of slots
-  uint32_t* values;   // [BLOCK / 2][d] pairs of slots
+  uint32_t* values;   // [BLOCK / 2][d] pairs of slots, channels as `place_of` says
   bf16* keys;         // [64][d], those that lie in no run
 
   static int64_t bytes(int64_t d) {
@@ -72,16 +72,22 @@ inline void lay_queries(const bf16* const* q, int64_t d, uint32_t* out) {
   }
 }
 
+// Of each 32 channels those come first that `unpacklo` takes.
+inline int64_t place_of(int64_t channel) {
+  const int64_t four = channel / 4 % 8;
+  return channel / 32 * 32 + four % 2 * 16 + four / 2 * 4 + channel % 4;
+}
+
 // Behind the last slot lie zeros, to a whole part.
 inline void lay_values(const Slots& slots, int64_t d, uint32_t* out) {
+  auto row = [&](int64_t slot, int64_t c) {
+    return slot < slots.count ? _mm512_loadu_si512(slots.values[slot] + c) : _mm512_setzero_si512();
+  };
   for (int64_t s = 0; s < slots.whole(); s += 2, out += d)
-    for (int64_t c = 0; c < d; c += 16) {
-      auto wide = [&](int64_t slot) {
-        if (slot >= slots.count) return _mm512_setzero_si512();
-        return _mm512_cvtepu16_epi32(
-            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(slots.values[slot] + c)));
-      };
-      _mm512_storeu_si512(out + c, _mm512_or_si512(wide(s), _mm512_slli_epi32(wide(s + 1), 16)));
+    for (int64_t c = 0; c < d; c += 32) {
+      const __m512i one = row(s, c), other = row(s + 1, c);
+      _mm512_storeu_si512(out + c, _mm512_unpacklo_epi16(one, other));
+      _mm512_storeu_si512(out + c + 16, _mm512_unpackhi_epi16(one, other));
     }
 }
 
@@ -166,12 +172,20 @@ inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 
 }
 
 template <class Write>
-inline void give(const float* sums, int64_t d, __m512 norm, int64_t lanes, Write write) {
-  float by[LANES];
-  _mm512_storeu_ps(by, norm);
+inline void give(const float* sums, int64_t d, __m512 by, int64_t lanes, Write write) {
+  float each[LANES];
+  _mm512_storeu_ps(each, by);
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
   for (int64_t lane = 0; lane < lanes; lane++)
-    for (int64_t c = 0; c < d; c += 16)
-      write(lane, c, _mm512_div_ps(_mm512_loadu_ps(sums + lane * d + c), _mm512_set1_ps(by[lane])));
+    for (int64_t c = 0; c < d; c += 32) {
+      const float* place = sums + lane * d + c;
+      const __m512 factor = _mm512_set1_ps(each[lane]);
+      const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(place), factor);
+      const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(place + 16), factor);
+      write(lane, c, _mm512_permutex2var_ps(x, first, y));
+      write(lane, c + 16, _mm512_permutex2var_ps(x, second, y));
+    }
 }
 #else
 template <int N>
@@ -207,11 +221,11 @@ inline void mix(const Desk& desk, float* sums, int64_t whole, int64_t d, __m512 
 }
 
 template <class Write>
-inline void give(const float* sums, int64_t d, __m512 norm, int64_t lanes, Write write) {
+inline void give(const float* sums, int64_t d, __m512 by, int64_t lanes, Write write) {
   for (int64_t c = 0; c < d; c += 16) {
     __m512i words[16];
     for (int i = 0; i < 16; i++)
-      words[i] = (__m512i)_mm512_div_ps(_mm512_loadu_ps(sums + (c + i) * LANES), norm);
+      words[i] = (__m512i)_mm512_mul_ps(_mm512_loadu_ps(sums + place_of(c + i) * LANES), by);
     transpose(words);
     for (int64_t lane = 0; lane < lanes; lane++) write(lane, c, (__m512)words[lane]);
   }
@@ -278,7 +292,7 @@ inline void attend(const Heads& h, const Span& span, const int64_t* listed, cons
   }
   for (int64_t t = 0; t < teams; t++) {
     const int64_t left = task.last - task.first - t * LANES;
-    give(desk.sums + t * LANES * d, d, norm[t], left < LANES ? left : LANES,
+    give(desk.sums + t * LANES * d, d, inverse(norm[t]), left < LANES ? left : LANES,
          [&](int64_t lane, int64_t c, __m512 y) {
            write(row(query(t, lane)), channel(query(t, lane)) + c, y);
          });

@@ -59,15 +59,19 @@ char* memory(int which, int64_t bytes) {
   return block.start.get();
 }
 
+struct Crew {  // one of some threads; turn: the next phase whose items are dealt out
+  int thread, threads, turn = 0;
+};
+
 template <bool INT8>
 class Body {
  public:
-  Body(const Model& model, const Step& step, int threads) : m(model), s(step), next(model.count) {
+  Body(const Model& model, const Step& step, int threads)
+      : m(model), s(step), turns(5 * model.count) {
     const int64_t room = (s.rows + BAND - 1) / BAND * BAND, cell = INT8 ? 1 : 2;
     const int64_t inputs = most(most(m.hidden, m.mixed()), m.intermediate);
-    const int64_t outputs = most(m.qkv(), m.intermediate);
     const int64_t sizes[] = {4 * room * m.hidden,
-                             4 * room * outputs,
+                             INT8 ? 4 * room * most(m.mixed(), m.intermediate) : 0,
                              2 * room * m.mixed(),
                              room * inputs * cell,
                              INT8 ? 0 : 2 * room * m.intermediate,
@@ -92,6 +96,7 @@ class Body {
   }
 
   void run(int thread, int threads) {
+    Crew crew{thread, threads};
     const Share rows(s.rows, thread, threads);
     for (int64_t r = rows.first; r < rows.last; r++) {
       const bf16* row = s.x ? s.x + r * m.hidden : m.embedding + s.tokens[r] * m.hidden;
@@ -101,14 +106,14 @@ class Body {
     for (int64_t l = 0; l < m.count; l++) {
       const Layer& layer = m.layers[l];
       norm(layer.attention_norm, rows);
-      qkv(layer, thread, threads);
-      mix(layer, next[l], thread);
+      qkv(layer, crew);
+      mix(layer, crew);
       if (INT8) inputs(m.mixed(), rows);
-      add(layer.out, rows_of(m.mixed()), thread, threads);
+      add(layer.out, rows_of(m.mixed()), crew);
       norm(layer.mlp_norm, rows);
-      gate(layer.gate_up, thread, threads);
+      gate(layer.gate_up, crew);
       if (INT8) inputs(m.intermediate, rows);
-      add(layer.down, INT8 ? rows_of(m.intermediate) : gated_rows(), thread, threads);
+      add(layer.down, INT8 ? rows_of(m.intermediate) : gated_rows(), crew);
     }
     for (int64_t r = rows.first; r < rows.last; r++) {
       const float* row = x + r * m.hidden;
@@ -121,7 +126,7 @@ class Body {
  private:
   const Model& m;
   const Step& s;
-  std::vector<std::atomic<int64_t>> next;  // task of each layer
+  std::vector<std::atomic<int64_t>> turns;  // what of each phase is taken
   std::vector<Task> tasks;
   float *x, *wide, *scales;
   bf16* q;
@@ -166,21 +171,31 @@ class Body {
 #pragma omp barrier
   }
 
-  // A thread takes whole heads, so that it can turn them at once.
-  void qkv(const Layer& layer, int thread, int threads) {
-    const int64_t panels = m.size / COLUMNS, stride = m.qkv();
-    const Share heads(m.heads + 2 * m.kv_heads, thread, threads);
-    const Share share{heads.first * panels, heads.last * panels};
-    product<INT8>(rows_of(m.hidden), s.rows, layer.qkv, share,
-                  [=](int64_t r, int64_t p, const float* y) {
-                    float* place = wide + r * stride + p * COLUMNS;
-                    _mm512_storeu_ps(place, _mm512_loadu_ps(y));
-                    _mm512_storeu_ps(place + 16, _mm512_loadu_ps(y + 16));
-                  });
-    for (int64_t r = 0; r < s.rows; r++) {
-      for (int64_t h = heads.first; h < heads.last; h++) {
-        float* head = wide + r * stride + h * m.size;
-        const int64_t key = h - m.heads, value = key - m.kv_heads;
+  // `work(rows, item)` for all items. Few rows: an even share for each thread, which has its own
+  // weights near from the step before. More: whoever is ready takes the next one, as a core may be
+  // slower than another.
+  template <class Work>
+  void deal(int64_t items, const Rows& rows, Crew& crew, Work work) {
+    if (s.rows <= BAND) {
+      const Share own(items, crew.thread, crew.threads);
+      for (int64_t i = own.first; i < own.last; i++) work(Share(0, s.rows), i);
+      return;
+    }
+    const int64_t many = near(rows), blocks = (s.rows + many - 1) / many;
+    std::atomic<int64_t>& next = turns[crew.turn++];
+    for (int64_t i; (i = next++) < items * blocks;) {
+      const int64_t low = i / items * many;
+      work(Share(low, low + many < s.rows ? low + many : s.rows), i % items);
+    }
+  }
+
+  // An item is a head, so that it can be turned at once.
+  void qkv(const Layer& layer, Crew& crew) {
+    const int64_t panels = m.size / COLUMNS;
+    const Rows rows = rows_of(m.hidden);
+    deal(m.heads + 2 * m.kv_heads, rows, crew, [&](Share some, int64_t h) {
+      const int64_t key = h - m.heads, value = key - m.kv_heads;
+      product<INT8>(rows, some, layer.qkv, {h * panels, panels}, [&](int64_t r, float* head) {
         if (key < 0)
           turn(head, layer.q_norm, r, q + r * m.mixed() + h * m.size);
         else if (value < 0)
@@ -189,14 +204,15 @@ class Body {
           for (int64_t i = 0; i < m.size; i += 16)
             narrow(layer.values + (value * m.slots + s.slots[r]) * m.size + i,
                    _mm512_loadu_ps(head + i));
-      }
-    }
+      });
+    });
 #pragma omp barrier
   }
 
-  void mix(const Layer& layer, std::atomic<int64_t>& next, int thread) {
+  void mix(const Layer& layer, Crew& crew) {
+    std::atomic<int64_t>& next = turns[crew.turn++];
     const Heads heads{q, layer.keys, layer.values, m.slots, m.heads, m.kv_heads, m.size};
-    const Desk desk(desks + thread * Desk::bytes(m.size), m.size);
+    const Desk desk(desks + crew.thread * Desk::bytes(m.size), m.size);
     const Rows out = rows_of(m.mixed());
     for (int64_t t; (t = next++) < static_cast<int64_t>(tasks.size());)
       attend(heads, s.spans[tasks[t].span], s.listed, tasks[t], desk,
@@ -209,41 +225,33 @@ class Body {
 #pragma omp barrier
   }
 
-  void add(const Linear& w, const Rows& rows, int thread, int threads) {
-    product<INT8>(
-        rows, s.rows, w, Share(w.panels, thread, threads),
-        [=](int64_t r, int64_t p, const float* y) {
-          float* place = x + r * m.hidden + p * COLUMNS;
-          _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), _mm512_loadu_ps(y)));
-          _mm512_storeu_ps(place + 16,
-                           _mm512_add_ps(_mm512_loadu_ps(place + 16), _mm512_loadu_ps(y + 16)));
-        });
+  void add(const Linear& w, const Rows& rows, Crew& crew) {
+    deal(w.panels, rows, crew, [&](Share some, int64_t p) {
+      product<INT8>(rows, some, w, {p}, [&](int64_t r, const float* y) {
+        float* place = x + r * m.hidden + p * COLUMNS;
+        for (int i = 0; i < COLUMNS; i += 16)
+          _mm512_storeu_ps(place + i,
+                           _mm512_add_ps(_mm512_loadu_ps(place + i), _mm512_loadu_ps(y + i)));
+      });
+    });
 #pragma omp barrier
   }
 
-  // silu(gate) * up: the gates of a share first, then each times what goes up beside it.
-  void gate(const Linear& w, int thread, int threads) {
-    const Share share(w.panels / 2, thread, threads);
-    const Rows rows = rows_of(m.hidden);
-    product<INT8>(rows, s.rows, w, share, [=](int64_t r, int64_t p, const float* y) {
-      float* place = wide + r * m.intermediate + p * COLUMNS;
-      for (int i = 0; i < COLUMNS; i += 16)
-        _mm512_storeu_ps(place + i, silu(_mm512_loadu_ps(y + i)));
-    });
-    Share up = share;
-    up.first += w.panels / 2;
-    up.last += w.panels / 2;
-    const Rows out = gated_rows();
-    product<INT8>(rows, s.rows, w, up, [=](int64_t r, int64_t p, const float* y) {
-      const int64_t column = (p - w.panels / 2) * COLUMNS;
-      float* place = wide + r * m.intermediate + column;
-      for (int i = 0; i < COLUMNS; i += 16) {
-        const __m512 both = _mm512_mul_ps(_mm512_loadu_ps(place + i), _mm512_loadu_ps(y + i));
-        if (INT8)
-          _mm512_storeu_ps(place + i, both);
-        else
-          narrow(reinterpret_cast<bf16*>(out.at(r, 2 * (column + i))), both);
-      }
+  // silu(gate) * up.
+  void gate(const Linear& w, Crew& crew) {
+    const Rows rows = rows_of(m.hidden), out = gated_rows();
+    deal(w.panels / 2, rows, crew, [&](Share some, int64_t p) {
+      product<INT8>(rows, some, w, {p, 2, w.panels / 2}, [&](int64_t r, const float* y) {
+        for (int i = 0; i < COLUMNS; i += 16) {
+          const int64_t column = p * COLUMNS + i;
+          const __m512 both =
+              _mm512_mul_ps(silu(_mm512_loadu_ps(y + i)), _mm512_loadu_ps(y + COLUMNS + i));
+          if (INT8)
+            _mm512_storeu_ps(wide + r * m.intermediate + column, both);
+          else
+            narrow(reinterpret_cast<bf16*>(out.at(r, 2 * column)), both);
+        }
+      });
     });
 #pragma omp barrier
   }
@@ -301,14 +309,19 @@ void run_product(const Linear& w, const bf16* x, int64_t rows, int64_t size, int
   {
     Tiles tiles;
     const Share share(w.panels, omp_get_thread_num(), omp_get_num_threads());
-    product<INT8>(inputs, rows, w, share, [=](int64_t r, int64_t p, const float* y) {
-      for (int i = 0; i < COLUMNS; i += 16) {
-        const int64_t left = columns - p * COLUMNS - i;
-        const __mmask16 there = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
-        _mm256_mask_storeu_epi16(out + r * columns + p * COLUMNS + i, there,
-                                 (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(y + i)));
-      }
-    });
+    const int64_t many = near(inputs);
+    for (int64_t low = 0; low < rows; low += many)
+      for (int64_t p = share.first; p < share.last; p++)
+        product<INT8>(
+            inputs, Share(low, low + many < rows ? low + many : rows), w, {p},
+            [=](int64_t r, const float* y) {
+              for (int i = 0; i < COLUMNS; i += 16) {
+                const int64_t left = columns - p * COLUMNS - i;
+                const __mmask16 there = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
+                _mm256_mask_storeu_epi16(out + r * columns + p * COLUMNS + i, there,
+                                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(y + i)));
+              }
+            });
   }
 }
 

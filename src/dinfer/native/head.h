@@ -66,8 +66,8 @@ inline void search(const Rows& x, int64_t rows, const Piece& piece, Share runs, 
         const int64_t p = run * RUN + i;
         if (p < w.panels) {
           const char* weights = w.weights + p * w.steps * STEP;
-          band<INT8>(x.data + r * x.stride, count, weights, w.steps, out);
-          if (INT8) finish<INT8>(w, x, r, count, p, out);
+          band<INT8>(x.data + r * x.stride, count, weights, w.steps, r == 0, out, COLUMNS);
+          if (INT8) finish<INT8>(w, x, r, count, p, out, COLUMNS);
         }
         for (int64_t half = 0; half < COLUMNS; half += 16) {
           const __mmask16 open = open_to(p * COLUMNS + half, piece.columns, mask - piece.first);

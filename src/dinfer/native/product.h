@@ -6,7 +6,8 @@
 #pragma once
 #include "vectors.h"
 
-constexpr int COLUMNS = 32, BAND = 32;  // outputs of a panel; rows that go through it at once
+// Outputs of a panel, and most of several side by side; rows that go through one at once.
+constexpr int COLUMNS = 32, MOST = 256, BAND = 32;
 constexpr int TILE = 1024, STEP = 2 * TILE,
               AHEAD = 2 * STEP;  // bytes; weights are fetched so far ahead
 
@@ -30,6 +31,11 @@ struct Rows {
   }
 };
 
+// Panels first, first + gap, ...: `count` of them, whose outputs lie side by side.
+struct Panels {
+  int64_t first, count = 1, gap = 1;
+};
+
 #ifdef __AMX_TILE__
 struct Tiles {
   Tiles() {
@@ -38,6 +44,8 @@ struct Tiles {
       config[16 + 2 * i] = 64;
       config[48 + i] = 16;
     }
+    // To some compilers the instruction reads 8 bytes, and the rest need not be there.
+    __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
   }
   ~Tiles() { _tile_release(); }
@@ -49,15 +57,18 @@ struct Tiles {
   else                                \
     _tile_dpbf16ps(sum, rows, weights);
 
+// One panel times a band, into rows `stride` numbers apart. fetch: the weights are not near yet.
 template <bool INT8>
-inline void band(const char* x, int64_t rows, const char* w, int64_t steps, float* out) {
+inline void band(const char* x, int64_t rows, const char* w, int64_t steps, bool fetch, float* out,
+                 int64_t stride) {
   const bool two = rows > 16;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t s = 0; s < steps; s++, w += STEP, x += 64 * BAND) {
-    for (int line = 0; line < STEP; line += 64) _mm_prefetch(w + AHEAD + line, _MM_HINT_T0);
+    if (fetch)
+      for (int line = 0; line < STEP; line += 64) _mm_prefetch(w + AHEAD + line, _MM_HINT_T0);
     _tile_loadd(6, w, 64);
     _tile_loadd(4, x, 64);
     MULTIPLY(0, 4, 6)
@@ -69,11 +80,11 @@ inline void band(const char* x, int64_t rows, const char* w, int64_t steps, floa
       MULTIPLY(3, 5, 7)
     }
   }
-  _tile_stored(0, out, 4 * COLUMNS);
-  _tile_stored(1, out + 16, 4 * COLUMNS);
+  _tile_stored(0, out, 4 * stride);
+  _tile_stored(1, out + 16, 4 * stride);
   if (two) {
-    _tile_stored(2, out + 16 * COLUMNS, 4 * COLUMNS);
-    _tile_stored(3, out + 16 * COLUMNS + 16, 4 * COLUMNS);
+    _tile_stored(2, out + 16 * stride, 4 * stride);
+    _tile_stored(3, out + 16 * stride + 16, 4 * stride);
   }
 }
 #else
@@ -82,14 +93,17 @@ struct Tiles {
 };
 
 template <bool INT8, int N>
-inline void some_rows(const char* x, const char* w, int64_t steps, float* out) {
+inline void some_rows(const char* x, const char* w, int64_t steps, bool fetch, float* out,
+                      int64_t stride) {
   __m512i left[N], right[N];
   for (int r = 0; r < N; r++) left[r] = right[r] = _mm512_setzero_si512();
   for (int64_t s = 0; s < steps; s++, w += STEP, x += 64 * BAND)
     for (int i = 0; i < 64; i += 4) {
       __m512i a = _mm512_load_si512(w + 16 * i), b = _mm512_load_si512(w + TILE + 16 * i);
-      _mm_prefetch(w + AHEAD + 16 * i, _MM_HINT_T0);
-      _mm_prefetch(w + AHEAD + TILE + 16 * i, _MM_HINT_T0);
+      if (fetch) {
+        _mm_prefetch(w + AHEAD + 16 * i, _MM_HINT_T0);
+        _mm_prefetch(w + AHEAD + TILE + 16 * i, _MM_HINT_T0);
+      }
       for (int r = 0; r < N; r++) {
         __m512i row = spread(x + r * 64 + i);
         if constexpr (INT8) {
@@ -102,27 +116,29 @@ inline void some_rows(const char* x, const char* w, int64_t steps, float* out) {
       }
     }
   for (int r = 0; r < N; r++) {
-    _mm512_storeu_si512(out + r * COLUMNS, left[r]);
-    _mm512_storeu_si512(out + r * COLUMNS + 16, right[r]);
+    _mm512_storeu_si512(out + r * stride, left[r]);
+    _mm512_storeu_si512(out + r * stride + 16, right[r]);
   }
 }
 
 template <bool INT8>
-inline void band(const char* x, int64_t rows, const char* w, int64_t steps, float* out) {
-  for (int64_t r = 0; r < rows; r += 8) some_rows<INT8, 8>(x + r * 64, w, steps, out + r * COLUMNS);
+inline void band(const char* x, int64_t rows, const char* w, int64_t steps, bool fetch, float* out,
+                 int64_t stride) {
+  for (int64_t r = 0; r < rows; r += 8)
+    some_rows<INT8, 8>(x + r * 64, w, steps, fetch, out + r * stride, stride);
 }
 #endif
 
 // Sums of a band as numbers: with scales and bias.
 template <bool INT8>
 inline void finish(const Linear& w, const Rows& x, int64_t first, int64_t rows, int64_t panel,
-                   float* out) {
+                   float* out, int64_t stride) {
   for (int half = 0; half < COLUMNS; half += 16) {
     int64_t column = panel * COLUMNS + half;
     __m512 scale = INT8 ? _mm512_loadu_ps(w.scales + column) : _mm512_set1_ps(1.0f);
     __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps();
     for (int64_t r = 0; r < rows; r++) {
-      float* place = out + r * COLUMNS + half;
+      float* place = out + r * stride + half;
       __m512 y = _mm512_loadu_ps(place);
       if constexpr (INT8) {
         __m512i sums = _mm512_castps_si512(y);
@@ -135,24 +151,29 @@ inline void finish(const Linear& w, const Rows& x, int64_t first, int64_t rows, 
   }
 }
 
-// Rows first..last of x W^T in the panels of a share: `write(row, panel, 32 numbers)`.
+// Some rows of x W^T in some panels: `write(row, numbers)`. A band stays in the first cache while
+// all the panels have it.
 template <bool INT8, class Write>
-inline void product(const Rows& x, int64_t rows, const Linear& w, Share panels, Write write) {
-  alignas(64) float out[BAND * COLUMNS];
-  // As many rows as stay in the second cache beside a panel, while the weights come by.
-  int64_t many = (int64_t(1) << 20) / x.stride / BAND * BAND;
-  many = many < 4 * BAND ? 4 * BAND : many;
-  for (int64_t low = 0; low < rows; low += many) {
-    int64_t high = low + many < rows ? low + many : rows;
-    for (int64_t p = panels.first; p < panels.last; p++)
-      for (int64_t r = low; r < high; r += BAND) {
-        int64_t count = high - r < BAND ? high - r : BAND;
-        const char* weights = w.weights + p * w.steps * STEP;
-        band<INT8>(x.data + r * x.stride, count, weights, w.steps, out);
-        if (INT8 || w.bias) finish<INT8>(w, x, r, count, p, out);
-        for (int64_t i = 0; i < count; i++) write(r + i, p, out + i * COLUMNS);
-      }
+inline void product(const Rows& x, Share rows, const Linear& w, Panels panels, Write write) {
+  alignas(64) float out[BAND * MOST];
+  const int64_t stride = panels.count * COLUMNS;
+  for (int64_t r = rows.first; r < rows.last; r += BAND) {
+    const int64_t count = rows.last - r < BAND ? rows.last - r : BAND;
+    for (int64_t i = 0; i < panels.count; i++) {
+      const int64_t p = panels.first + i * panels.gap;
+      float* place = out + i * COLUMNS;
+      band<INT8>(x.data + r * x.stride, count, w.weights + p * w.steps * STEP, w.steps,
+                 r == rows.first, place, stride);
+      if (INT8 || w.bias) finish<INT8>(w, x, r, count, p, place, stride);
+    }
+    for (int64_t i = 0; i < count; i++) write(r + i, out + i * stride);
   }
+}
+
+// As many rows as stay in the second cache while the weights come by.
+inline int64_t near(const Rows& x) {
+  const int64_t many = (int64_t(1) << 20) / x.stride / BAND * BAND;
+  return many < 4 * BAND ? 4 * BAND : many;
 }
 
 // Numbers i..i + 15 of `x * factor * weight` (no weight: 1).
