@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dinfer.engine.engine import Engine, Limits
 from dinfer.engine.load import Loaded, load
+from dinfer.engine.stored import Stored
 from dinfer.errors import RequestError
 from dinfer.nn.transformer import Shape
 from dinfer.request import Output, Request, SamplingParams, TextEvent
@@ -118,8 +119,9 @@ class Scripted(nn.Module):
     def embed(self, tokens_T: Tensor) -> Tensor:
         return tokens_T[:, None].float()
 
-    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: object) -> Tensor:
-        self.rows.append(positions_T.tolist())
+    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Stored) -> Tensor:
+        # Rows behind those that are stored only make up a number.
+        self.rows.append(positions_T[: len(attend.slots_T)].tolist())
         return positions_T[:, None].float()
 
     @property

@@ -29,6 +29,7 @@ def register(kind: str, name: str) -> typing.Callable[[type[Any]], type[Any]]:
 
     def add(cls: type[Any]) -> type[Any]:
         _registered[kind][name] = cls
+        build.cache_clear()
         return cls
 
     return add
@@ -88,9 +89,10 @@ def find(kind: str, name: str) -> type[Any]:
     return found
 
 
+@functools.lru_cache(maxsize=256)
 def build(kind: str, spec: str) -> Any:
     """The strategy that a spec string describes. Raises UnknownName for a wrong name, option or
-    value.
+    value. Kept: requests ask for the same few again and again, and a strategy holds no state.
     """
     name, *options = spec.split(":")
     cls = find(kind, name.strip())

@@ -99,7 +99,8 @@ class Request:
     end-of-text token ends the answer (not where fixed text follows the blanks). seed: the
     request's own, already told apart for n > 1. forbidden: ids that may not be chosen. end: where
     the answer ends at the latest; fixed text behind it is seen by the model and not given out
-    (None = the canvas's end).
+    (None = the canvas's end). quiet: nobody watches the answer grow, so its last event is all that
+    is given.
     """
 
     id: str
@@ -110,6 +111,7 @@ class Request:
     seed: int = 0
     forbidden: frozenset[int] = frozenset()
     end: int | None = None
+    quiet: bool = False
 
     @property
     def runs(self) -> int:

@@ -2,11 +2,13 @@
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
 from dinfer import LLM, AsyncLLM, SamplingParams
+from dinfer.engine.engine import Event
 from dinfer.engine.load import bundled
 from dinfer.eval.tasks import evaluate
 from dinfer.request import CanvasEvent, TextEvent
@@ -52,6 +54,41 @@ def test_stream_gives_the_text_in_order(llm: LLM) -> None:
     assert text == last.output.text == llm.generate(PROBLEM, params)[0].text
     steps = [event.step for event in events if isinstance(event, CanvasEvent)]
     assert steps == list(range(1, last.output.stats.forward_passes + 1))
+
+
+@pytest.mark.parametrize("stop", [(), ("####",), ("never",)])
+def test_who_is_not_watched_answers_the_same(llm: LLM, stop: tuple[str, ...]) -> None:
+    params = SamplingParams(max_tokens=96, stop=stop)
+    seen: list[Event] = []
+    (watched,) = llm.generate(PROBLEM, params, on_event=seen.append)
+    (quiet,) = llm.generate(PROBLEM, params)
+    assert (quiet.text, quiet.token_ids) == (watched.text, watched.token_ids)
+    assert quiet.finish_reason == watched.finish_reason
+    assert quiet.stats.forward_passes == watched.stats.forward_passes
+    (request,) = llm.prompts.complete(PROBLEM, params)
+    llm.engine.add(replace(request, quiet=True))
+    events = []
+    while llm.engine.busy:
+        events += llm.engine.step()
+    (event,) = events
+    assert isinstance(event, TextEvent) and event.text == watched.text
+    assert len(seen) > watched.stats.forward_passes
+
+
+def test_an_aborted_quiet_request_has_the_text_of_its_tokens(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=96, iteration="blockwise:length=2", decoder="fixed")
+    outputs = []
+    for quiet in (False, True):
+        (request,) = llm.prompts.complete(PROBLEM, params)
+        llm.engine.add(replace(request, quiet=quiet))
+        for _ in range(9):
+            llm.engine.step()
+        (event,) = llm.engine.abort(request.id)
+        assert isinstance(event, TextEvent) and event.output is not None
+        outputs.append(event.output)
+    assert outputs[0].text
+    assert outputs[1].text == outputs[0].text
+    assert outputs[1].token_ids == outputs[0].token_ids
 
 
 def test_leaving_a_stream_frees_its_pages(llm: LLM) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dinfer.bench.machine import Timing
@@ -27,11 +27,13 @@ class Ask:
 class Load:
     """How requests come: from `at_once` callers, each of whom sends the next one when theirs is
     answered; or with `rate` at random, so many a second (a Poisson process drawn from `seed`).
+    quiet: nobody watches the answers grow (in this process).
     """
 
     at_once: int = 1
     rate: float | None = None
     seed: int = 0
+    quiet: bool = False
 
     def times(self, count: int) -> list[float]:
         """Seconds from the start before which each request does not come."""
@@ -96,7 +98,7 @@ Send = Callable[[Ask], Iterable[TextEvent]]
 def in_process(llm: LLM, asks: Sequence[Ask], load: Load) -> Served:
     """By the engine of `llm`, which admits as many as it has places for."""
     engine = llm.engine
-    requests = [_request(llm, ask) for ask in asks]
+    requests = [replace(_request(llm, ask), quiet=load.quiet) for ask in asks]
     waiting = deque(zip(load.times(len(asks)), requests, strict=True))
     came: dict[str, float] = {}
     first: dict[str, float] = {}

@@ -271,10 +271,10 @@ def duel(
     mode, tried = best_mode(rival, prompts[:4], say)
     found = Duel([], [], [], mode, tried)
     asks = [Ask(prompt, params) for prompt in prompts]
-    in_process(llm, asks[:2], Load())
+    in_process(llm, asks[:2], Load(quiet=True))
     for number in range(repeats):
-        found.ours.append(in_process(llm, asks, Load()))
+        found.ours.append(in_process(llm, asks, Load(quiet=True)))
         found.theirs.append(rival.run(prompts, mode))
-        found.many.append(in_process(llm, asks, Load(len(asks))))
+        found.many.append(in_process(llm, asks, Load(len(asks), quiet=True)))
         say(f"round {number + 1}: {json.dumps(found.figures())}")
     return found

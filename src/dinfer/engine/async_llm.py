@@ -114,7 +114,8 @@ class AsyncLLM(Front):
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Output]:
         """Answers to one prompt, `params.n` of them."""
-        requests = self.prompts.complete(prompt, params or SamplingParams())
+        whole = self.prompts.complete(prompt, params or SamplingParams())
+        requests = [replace(request, quiet=True) for request in whole]
         return list(await asyncio.gather(*(self._last(request) for request in requests)))
 
     async def chat(

@@ -124,7 +124,8 @@ class Engine:
         if request_id not in self._live:
             return []
         sequence, answer = self._live[request_id]
-        return [self._finish(sequence, answer, "abort", "")]
+        untold = sequence.canvas.tokens[sequence.told : sequence.settled].tolist()
+        return [self._finish(sequence, answer, "abort", answer.feed(untold))]
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
@@ -205,20 +206,24 @@ class Engine:
         sequence.stats.rows_run += sequence.rows + len(sequence.shadow)
         sequence.plan, sequence.final = None, sequence.cache_state.final
         self._end_early(sequence, commit)
-        event = CanvasEvent(
+        events = [] if sequence.request.quiet else [self._shown(sequence, commit)]
+        return [*events, *self._grow(sequence), *self._settle(sequence)]
+
+    def _shown(self, sequence: Sequence, commit: Committed) -> Event:
+        first = sequence.canvas.answer
+        return CanvasEvent(
             sequence.request.id,
             sequence.stats.forward_passes,
-            (commit.positions - canvas.answer).tolist(),
+            (commit.positions - first).tolist(),
             commit.tokens.tolist(),
             commit.confidence.tolist(),
-            (commit.back - canvas.answer).tolist() if len(commit.back) else [],
+            (commit.back - first).tolist() if len(commit.back) else [],
         )
-        return [event, *self._grow(sequence), *self._settle(sequence)]
 
     def _grow(self, sequence: Sequence) -> list[Event]:
         """Lets the canvas grow; tells what moved by that, in the words of any other step."""
         moved, left = sequence.grow()
-        if not len(moved):
+        if not len(moved) or sequence.request.quiet:
             return []
         canvas = sequence.canvas
         return [
@@ -258,16 +263,18 @@ class Engine:
             assert sequence.window is not None
             end = min(end, sequence.window.start)
         end = max(end, sequence.settled)
-        if end == sequence.settled and not done:
+        unheard = sequence.request.quiet and not sequence.request.params.stop
+        sequence.settled, before = end, sequence.settled
+        if not done and (end == before or unheard):
             return []
-        new = canvas.tokens[sequence.settled : end].tolist()
-        sequence.settled = end
+        new = canvas.tokens[sequence.told : end].tolist()
+        sequence.told = end
         stopped = self._stopped(sequence, new)
         text = answer.feed(new[:-1] if stopped else new, last=done)
         if answer.stopped or done:
             reason: FinishReason = "stop" if stopped or answer.stopped else "length"
             return [self._finish(sequence, answer, reason, text)]
-        return [TextEvent(sequence.request.id, text)] if text else []
+        return [TextEvent(sequence.request.id, text)] if text and not sequence.request.quiet else []
 
     def _stopped(self, sequence: Sequence, new: list[int]) -> bool:
         canvas = sequence.canvas
@@ -292,9 +299,8 @@ class Engine:
         stats.repetition = repetition(ids)
         usage = Usage(canvas.answer, len(ids))
         probs = sequence.chances.of(slice(canvas.answer, canvas.answer + len(ids)))
-        return TextEvent(
-            request.id, text, Output(request.id, answer.text, ids, reason, usage, stats, *probs)
-        )
+        output = Output(request.id, answer.text, ids, reason, usage, stats, *probs)
+        return TextEvent(request.id, answer.text if request.quiet else text, output)
 
     def _before_stop(self, ids: list[int], text: str) -> list[int]:
         """The fewest leading ids that spell `text`, which a stop string has cut."""

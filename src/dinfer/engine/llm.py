@@ -116,6 +116,7 @@ class LLM(Front):
         """Serves requests to their end. A request that is refused takes the others of the call
         back out.
         """
+        requests = [replace(request, quiet=on_event is None) for request in requests]
         outputs: dict[str, Output] = {}
         try:
             for request in requests:

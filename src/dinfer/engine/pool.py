@@ -1,5 +1,7 @@
 """The paged K/V pool: one arena a layer, reference-counted pages."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,12 +34,12 @@ class Pool:
             torch.empty(2, heads, pages * PAGE, size, dtype=dtype, device=device)
             for heads, size in map(shape.kv_at, range(shape.layers))
         ]
-        self._users = [0] * pages
+        self._users = np.zeros(pages, np.int64)
 
     @property
     def free(self) -> int:
         """Pages that nobody holds."""
-        return self._users.count(0)
+        return self.pages - int(np.count_nonzero(self._users))
 
     def keys(self, layer: int) -> Tensor:
         """Keys of a layer, [slots, kv_heads, head_size]."""
@@ -56,8 +58,8 @@ class Pool:
             dropped = self.prefixes.forget(self._idle)
             if not dropped:
                 return None
-            free = sorted([*free, *dropped])
-        return self._hand_out(_run(free, count) or free[:count])
+            free = np.union1d(free, dropped)
+        return self._hand_out(_run(free, count) or free[:count].tolist())
 
     def take_run(self, count: int, known: list[int]) -> list[int] | None:
         """`count` pages in a run, of which the first get what the `known` ones hold; None
@@ -72,10 +74,12 @@ class Pool:
             pages[:, :, chosen[: len(known)]] = pages[:, :, known]
         return chosen
 
-    def _blank(self) -> list[int]:
-        """Pages that nobody holds and that hold nothing."""
-        held = self.prefixes.pages if self.prefixes else set[int]()
-        return [page for page in range(self.pages) if self._idle(page) and page not in held]
+    def _blank(self) -> npt.NDArray[np.int64]:
+        """Pages that nobody holds and that hold nothing, rising."""
+        blank: npt.NDArray[np.bool_] = self._users == 0
+        if self.prefixes:
+            blank[list(self.prefixes.pages)] = False
+        return blank.nonzero()[0]
 
     def _hand_out(self, chosen: list[int]) -> list[int]:
         for page in chosen:
@@ -85,7 +89,7 @@ class Pool:
         return chosen
 
     def _idle(self, page: int) -> bool:
-        return self._users[page] == 0
+        return bool(self._users[page] == 0)
 
     def share(self, pages: list[int]) -> None:
         """One more user of each page, which holds what it is wanted for."""
@@ -99,14 +103,13 @@ class Pool:
             self._users[page] -= 1
 
 
-def _run(free: list[int], count: int) -> list[int] | None:
+def _run(free: npt.NDArray[np.int64], count: int) -> list[int] | None:
     """The first `count` of `free`, which rises, that follow one another."""
-    runs = (
-        free[i : i + count]
-        for i in range(len(free) - count + 1)
-        if count == 0 or free[i + count - 1] - free[i] == count - 1
-    )
-    return next(runs, None)
+    if not 0 < count <= len(free):
+        return None if count else []
+    follow = free[count - 1 :] - free[: len(free) - count + 1] == count - 1
+    start = int(follow.argmax())
+    return free[start : start + count].tolist() if follow[start] else None
 
 
 def page_bytes(shape: Shape, dtype: torch.dtype) -> int:

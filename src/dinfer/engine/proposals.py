@@ -27,7 +27,7 @@ _NONE: Ids = np.empty(0, np.int64)
 _NOTHING = frozenset[str]()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Committed:
     """What one sequence gets written: positions (rising), tokens, and the confidence of each;
     `back`: positions to mask again; `open`: whether its window stays open even without a mask;
@@ -59,7 +59,7 @@ class Committed:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Line:
     """One part of a sequence's window, a window to its decoder. owner: number of the sequence in
     the batch; rows: those of what was found.

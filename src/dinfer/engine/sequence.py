@@ -59,6 +59,8 @@ class Place:
 class Sequence:
     """Canvas, strategies with their states, pages, and what has been given out so far.
 
+    settled: positions before it never change again; told: those before it were made into text.
+
     Under guidance the canvas runs twice in every step, the second time with its given text masked,
     and has a place for each run.
     """
@@ -74,6 +76,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     settled: int = 0
+    told: int = 0
     held_open: bool = False
     growth: Growth | None = None
     soft: Tensor | None = None
@@ -85,7 +88,7 @@ class Sequence:
     admitted: float = 0.0
 
     def __post_init__(self) -> None:
-        self.settled = self.canvas.answer
+        self.settled = self.told = self.canvas.answer
         self.canvas.revisable = not self.strategy.decoder.monotone
         self.chances = Chances(self.canvas.ceiling, self.request.params)
         if begin := self._hook("begin"):
