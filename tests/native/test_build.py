@@ -51,18 +51,15 @@ def test_a_compiler_that_fails(
 
 @needs
 def test_who_uses_them() -> None:
-    """bfloat16 and int8 of dense families, where a compiled engine was asked for."""
-    kinds = {
-        (dtype, quant): type(
-            LLM(
-                "tiny-llada", dtype=dtype, device="cpu", quant=quant, compiled=True
-            ).engine.runner.dense
-        )
-        for dtype, quant in (
-            ("bfloat16", None),
-            ("bfloat16", "int8"),
-            ("bfloat16", "int4"),
-            ("float32", None),
-        )
-    }
-    assert [kind is Dense for kind in kinds.values()] == [True, True, False, False]
+    """bfloat16 and int8 of dense families, unless told not to."""
+    for dtype, quant, compiled, used in (
+        ("bfloat16", None, None, True),
+        ("bfloat16", None, True, True),
+        ("bfloat16", None, False, False),
+        ("bfloat16", "int8", None, True),
+        ("bfloat16", "int4", None, False),
+        ("float32", None, None, False),
+    ):
+        llm = LLM("tiny-llada", dtype=dtype, device="cpu", quant=quant, compiled=compiled)
+        assert isinstance(llm.engine.runner.dense, Dense) == used
+        assert used or llm.engine.runner.body is llm.loaded.model

@@ -137,7 +137,7 @@ def random_model(
     device: str,
     context: int = 4096,
     quant: str | None = None,
-    compiled: bool = False,
+    compiled: bool | None = None,
 ) -> Loaded:
     """A named shape with random weights (uniform, scaled as at the start of training), made some
     rows at a time and quantised at once, so that little more than the model is ever in memory.
@@ -180,7 +180,7 @@ def open_any(
     quant: str | None = None,
     facts: dict[str, Any] | None = None,
     family: str | None = None,
-    compiled: bool = False,
+    compiled: bool | None = None,
 ) -> Loaded:
     """A named shape, or what `load` takes."""
     if name in SHAPES or name in MIXTURES:

@@ -124,7 +124,12 @@ def batch_of(engine: Engine, rows: int, context: int, sequences: int) -> list[Se
 
 @torch.inference_mode()
 def measure_step(
-    loaded: Loaded, rows: int, context: int, sequences: int, repeats: int, compiled: bool = False
+    loaded: Loaded,
+    rows: int,
+    context: int,
+    sequences: int,
+    repeats: int,
+    compiled: bool | None = None,
 ) -> Step:
     """Times forward, head, proposal and the decoder's choice, as the engine runs them."""
     if rows + context > loaded.facts.context:

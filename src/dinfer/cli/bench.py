@@ -67,7 +67,7 @@ class Weights:
     device: o.Device = "auto"
     fact: o.Fact = None
     quant: o.Quant = None
-    compiled: o.Compiled = False
+    compiled: o.Compiled = None
     family: o.Family = None
 
     def open(self) -> "Loaded":
@@ -161,7 +161,7 @@ class Ours:
     model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = "tiny-llada"
     dtype: o.Dtype = "auto"
     quant: o.Quant = None
-    compiled: o.Compiled = False
+    compiled: o.Compiled = None
     family: o.Family = None
     concurrency: Annotated[int, typer.Option(min=1, help="Of ours, for throughput.")] = 32
 
@@ -171,8 +171,8 @@ class Ours:
         from dinfer.engine.llm import LLM
 
         given = (self.model, self.dtype, "cpu")
-        plain = loaded = open_any(*given, family=self.family)
-        if self.quant or self.compiled:
+        plain = loaded = open_any(*given, family=self.family, compiled=False)
+        if self.quant or self.compiled is not False:
             loaded = open_any(*given, self.quant, family=self.family, compiled=self.compiled)
         return LLM(loaded, max_sequences=self.concurrency, compiled=self.compiled), plain
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from dinfer.errors import RequestError
+from dinfer.native import build
 from dinfer.request import SamplingParams, TextEvent
 
 if TYPE_CHECKING:
@@ -54,7 +55,14 @@ MaxRows = Annotated[
         " none: 128 on a CPU, 1024 elsewhere.",
     ),
 ]
-Compiled = Annotated[bool, typer.Option("--compile", help="Faster steps, after a slow first one.")]
+Compiled = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Faster steps, after a slow first one, also where our own kernels do not serve;"
+        " or leave these out too.",
+    ),
+]
 Fact = Annotated[
     list[str] | None, typer.Option("--fact", help="Overrides a fact of the model: name=JSON value.")
 ]
@@ -66,7 +74,7 @@ class Loading:
 
     dtype: Dtype = "auto"
     device: Device = "auto"
-    compiled: Compiled = False
+    compiled: Compiled = None
     quant: Quant = None
     family: Family = None
 
@@ -80,6 +88,8 @@ class Opening(Loading):
 
     def open(self, **limits: Any) -> "LLM":
         """The model; `limits` go to LLM."""
+        if self.compiled is not False and self.device in ("auto", "cpu"):
+            build.begin()  # importing torch takes as long
         from dinfer.engine.llm import LLM
 
         llm = LLM(

@@ -59,7 +59,7 @@ class Engine:
         facts: Facts,
         tokenizer: Tokenizer | None,
         limits: Limits,
-        compiled: bool = False,
+        compiled: bool | None = None,
     ) -> None:
         self.model, self.facts, self.tokenizer = model, facts, tokenizer
         weight = model.embedding.weight

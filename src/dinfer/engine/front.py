@@ -27,10 +27,10 @@ class Front:
     model: bundled name, folder, GGUF file, hub id, or what `load` gave. dtype: auto, bfloat16,
     float16, float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id,
     eos_ids, block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
-    max_rows: most rows in a step; None = no more than keep a step short (BRISK_ROWS). compiled: run
-    the body as one call: of our own kernels where they serve (`Dense`; seconds to compile, once a
-    machine), else as one graph (`Graph`; seconds to minutes at the first step). A model that `load`
-    gave must have been loaded for that. quant: int8, int4 or int4:group=N stores the layers'
+    max_rows: most rows in a step; None = no more than keep a step short (BRISK_ROWS). compiled: our
+    own kernels run the body as one call where they serve (`Dense`; seconds to compile, once a
+    machine); where they do not, True makes one graph of it (`Graph`; seconds to minutes at the
+    first step); False leaves out both. quant: int8, int4 or int4:group=N stores the layers'
     weights in fewer bits. family: that of a model whose architecture has a name of its own; see the
     folder `model`. Raises DinferError with one clear sentence for anything wrong.
     """
@@ -44,7 +44,7 @@ class Front:
         kv_memory: float | None = None,
         max_sequences: int = 64,
         max_rows: int | None = 8192,
-        compiled: bool = False,
+        compiled: bool | None = None,
         quant: str | None = None,
         family: str | None = None,
     ) -> None:

@@ -245,16 +245,20 @@ def empty(
     dtype: torch.dtype,
     device: torch.device,
     quant: str | None,
-    compiled: bool = False,
+    compiled: bool | None = None,
 ) -> Transformer:
     """A model with room for its weights, to be filled and then sealed. Plain ones are laid out for
     the device; what `quant` leaves plain is not, as a second copy of the head would be needed.
-    compiled: for our own kernels, where they can run it.
+    compiled: False = not for our own kernels, even where they can run it.
     """
     scheme: quantised.Scheme | None = build("quant", quant) if quant is not None else None
     if scheme is None and packs(device, dtype):
         scheme = Packed()
-    if compiled and device.type == "cpu" and serves(family.Model, shape, dtype, scheme):
+    if (
+        compiled is not False
+        and device.type == "cpu"
+        and serves(family.Model, shape, dtype, scheme)
+    ):
         scheme = Laid(scheme)
     model = blank(family, shape, dtype, scheme).to_empty(device=device)
     if shape.tied:
@@ -295,11 +299,11 @@ def load(
     facts: dict[str, Any] | None = None,
     quant: str | None = None,
     family: str | None = None,
-    compiled: bool = False,
+    compiled: bool | None = None,
 ) -> Loaded:
     """Loads a model with its facts, tokenizer and chat template; quant: spec of a scheme to store
     its layers in, one tensor after another; family: its name, whatever the architecture says;
-    compiled: for an engine that is, too.
+    compiled: as for the engine.
     Raises DinferError with one clear sentence.
     """
     checkpoint = open_checkpoint(name)

@@ -27,18 +27,18 @@ Ids = npt.NDArray[np.int64]
 
 
 class Runner:
-    """A model over a pool. sight: its attention pattern. compiled: the body runs as one call; of
-    our own kernels where the model was loaded for them, but in steps with masks or shadow rows,
-    which they do not know; else of a graph.
+    """A model over a pool. sight: its attention pattern. The body runs as one call of our own
+    kernels where the model was loaded for them, but in steps with masks or shadow rows, which they
+    do not know. compiled: without them, as one graph; False = as neither.
     """
 
     def __init__(
-        self, model: Transformer, pool: Pool, sight: Sight, compiled: bool = False
+        self, model: Transformer, pool: Pool, sight: Sight, compiled: bool | None = None
     ) -> None:
         self.model, self.pool, self.sight = model, pool, sight
         self.windows = [model.shape.window_at(layer) for layer in range(model.shape.layers)]
         self._kinds = frozenset(self.windows)
-        self.dense = Dense(model, pool) if compiled and laid(model) else None
+        self.dense = Dense(model, pool) if compiled is not False and laid(model) else None
         self.body: Callable[..., Tensor] = model
         if compiled and self.dense is None:
             self.body = Graph(model)
