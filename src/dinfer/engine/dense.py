@@ -9,10 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dinfer.engine import pages
 from dinfer.engine.pool import Pool
 from dinfer.kernel.attention import Span
-from dinfer.native import build
+from dinfer.native import build, pages
 from dinfer.native.products import Laid, Linear, Product, Search
 from dinfer.nn.mlp import GatedMLP
 from dinfer.nn.norm import RMSNorm
@@ -25,6 +24,12 @@ from dinfer.quant.int8 import Int8
 Ids = npt.NDArray[np.int64]
 _LANES, _WIDEST = 32, 256
 """Heads and rotated channels come in multiples of this; most channels of a head."""
+
+
+_SOON = 1 << 30
+"""Bytes of weights up to which all memory moves into huge pages, in a second or two. The panels of
+larger ones were laid there, and the rest matters less.
+"""
 
 
 def serves(kind: type[Transformer], shape: Shape, dtype: torch.dtype, scheme: object) -> bool:
@@ -77,7 +82,9 @@ class Dense:
         self._kept: list[Any] = []
         self._tables = (torch.empty(0), torch.empty(0))
         self._library = build.library()
-        pages.collapse()
+        layers = [x for x in model.modules() if isinstance(x, CodedLinear)]
+        if sum(layer.bytes for layer in layers) <= _SOON:
+            pages.collapse()
         if isinstance(model.head, CodedHead):
             model.head.search = Search(model.head.products)
         self._lay(pool)

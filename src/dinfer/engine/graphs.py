@@ -10,8 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from dinfer.engine import pages
 from dinfer.errors import RequestError
+from dinfer.native import pages
 from dinfer.nn.attention import Attend
 from dinfer.nn.transformer import Transformer
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dinfer.native.build import library
+from dinfer.native.pages import prefer
 
 PANEL = 32
 """Outputs whose weights lie together."""
@@ -42,7 +43,10 @@ def packed(weight_OD: Tensor) -> Tensor:
     missing = -len(weight_OD) % PANEL
     whole = torch.nn.functional.pad(weight_OD, (0, 0, 0, missing)) if missing else weight_OD
     words = whole.contiguous().view(torch.int32)
-    return words.view(len(whole) // PANEL, 2, 16, -1, 16).permute(0, 3, 1, 4, 2).contiguous()
+    panels = words.view(len(whole) // PANEL, 2, 16, -1, 16).permute(0, 3, 1, 4, 2)
+    out = torch.empty(panels.shape, dtype=torch.int32)
+    prefer(out.data_ptr(), out.nbytes)
+    return out.copy_(panels)
 
 
 class Product:

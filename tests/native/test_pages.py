@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dinfer.engine.pages import collapse
+from dinfer.native.pages import collapse, prefer
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -31,7 +31,20 @@ def test_memory_moves_and_keeps_what_it_holds() -> None:
     assert untouched.nbytes == 256 << 20
 
 
+@pytest.mark.skipif(
+    "[never]" in (SETTING.read_text() if SETTING.exists() else "[never]"), reason="none"
+)
+def test_new_memory() -> None:
+    fresh = torch.empty(16 << 20)  # 64 MiB
+    before = in_huge_pages()
+    prefer(fresh.data_ptr(), fresh.nbytes)
+    fresh.fill_(1)
+    assert in_huge_pages() - before <= fresh.nbytes
+    assert torch.equal(fresh, torch.ones(16 << 20))
+
+
 def test_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr("dinfer.engine.pages._allocated", lambda: pytest.fail("asked"))
+    monkeypatch.setattr("dinfer.native.pages._allocated", lambda: pytest.fail("asked"))
     collapse()
+    prefer(0, 1 << 30)

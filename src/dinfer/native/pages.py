@@ -15,6 +15,13 @@ _ADVICE = (14, 25)
 """MADV_HUGEPAGE, and MADV_COLLAPSE (Linux 6.1): what is in use moves into huge pages at once."""
 
 
+def prefer(start: int, size: int) -> None:
+    """Asks for huge pages in a stretch of memory that was not touched yet."""
+    low, high = -(-start // HUGE) * HUGE, (start + size) // HUGE * HUGE
+    if sys.platform.startswith("linux") and low < high:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), _ADVICE[0])
+
+
 def collapse() -> None:
     """Moves what is allocated into huge pages, at some 0.5 GB a second. A system that has none, or
     does not let us, changes nothing.
