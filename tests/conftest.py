@@ -110,7 +110,7 @@ class Scripted(nn.Module):
     def __init__(self, script: dict[int, tuple[int, float]], vocab: int = 16) -> None:
         super().__init__()
         self.shape = Shape(vocab, 1, 1, 1, 1, 1, 1, 1e-6, 1e4, 128)
-        self.embedding = nn.Embedding(vocab, 1)
+        self.embedding, self.layers = nn.Embedding(vocab, 1), nn.ModuleList()
         self.logits = torch.zeros(129, vocab)
         for position, (token, logit) in script.items():
             self.logits[position, token] = logit

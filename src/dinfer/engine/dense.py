@@ -66,7 +66,7 @@ _Model = _struct(
 
 def laid(model: Transformer) -> bool:
     """Whether the model's weights were laid out for the kernels."""
-    layer = model.layers[0]
+    layer = next(iter(model.layers), None)
     return isinstance(layer, Layer) and isinstance(_scheme(layer.attention.qkv), Laid)
 
 
