@@ -40,6 +40,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # Biases, shifted logits; six queries share a key.
     "dream": QWEN | {"architectures": ["DreamModel"], "hidden_size": 192, "intermediate_size": 128,
                      "num_attention_heads": 6, "num_key_value_heads": 1},
+    # The head is the embedding.
+    "tied": QWEN | {"architectures": ["SDARForCausalLM"], "block_size": 4,
+                    "tie_word_embeddings": True},
     # Causal text before the open blocks: some steps need a mask and run on the model itself.
     "fast_dllm_v2": QWEN | {"architectures": ["Fast_dLLM_QwenForCausalLM"], "bd_size": 8},
 }  # fmt: skip
@@ -111,7 +114,9 @@ def tokens(engine: Engine, requests: list[Any]) -> dict[str, list[int]]:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("name,quant", [*((name, None) for name in CONFIGS), ("llada", "int8")])
+@pytest.mark.parametrize(
+    "name,quant", [*((name, None) for name in CONFIGS), ("llada", "int8"), ("tied", "int8")]
+)
 def test_a_request_does_not_know_the_others(name: str, quant: str | None) -> None:
     """In bfloat16 too: a row goes through the same operations in any company."""
     given, rng = loaded(name, quant=quant), random.Random(3)

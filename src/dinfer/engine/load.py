@@ -25,6 +25,7 @@ from dinfer.engine.weights import check, load_weights, places
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
 from dinfer.native.products import Laid
 from dinfer.nn import quantised
+from dinfer.nn.linear import Linear
 from dinfer.nn.packed import Packed, packs
 from dinfer.nn.transformer import Shape, Transformer
 from dinfer.registry import build, names, near
@@ -248,8 +249,8 @@ def empty(
     compiled: bool | None = None,
 ) -> Transformer:
     """A model with room for its weights, to be filled and then sealed. Plain ones are laid out for
-    the device; what `quant` leaves plain is not, as a second copy of the head would be needed.
-    compiled: False = not for our own kernels, even where they can run it.
+    the device; what `quant` leaves plain is not. compiled: False = not for our own kernels, even
+    where they can run it.
     """
     scheme: quantised.Scheme | None = build("quant", quant) if quant is not None else None
     if scheme is None and packs(device, dtype):
@@ -261,7 +262,7 @@ def empty(
     ):
         scheme = Laid(scheme)
     model = blank(family, shape, dtype, scheme).to_empty(device=device)
-    if shape.tied:
+    if shape.tied and isinstance(model.head, Linear):
         model.head.weight = model.embedding.weight
     return model
 

@@ -110,6 +110,7 @@ class Laid:
 
     scheme: Any
     head: ClassVar[bool] = True
+    copies: ClassVar[bool] = True
 
     def fits(self, size: int) -> bool:
         """As the scheme."""

@@ -31,6 +31,7 @@ class Packed:
     """All bits of the weights, which take the codes' place; there are no scales."""
 
     head: ClassVar[bool] = True
+    copies: ClassVar[bool] = False
 
     def fits(self, size: int) -> bool:
         """Rows of any size."""

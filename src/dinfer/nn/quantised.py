@@ -25,6 +25,8 @@ class Scheme(Protocol):
 
     head: ClassVar[bool]
     """Whether the head is stored so too; else it stays as it is."""
+    copies: ClassVar[bool]
+    """Whether that also holds for a head that is the embedding, which then has a copy so stored."""
 
     def fits(self, size: int) -> bool:
         """Whether weights with rows of this size can be stored so."""
@@ -179,12 +181,14 @@ def prepare(model: Transformer, scheme: Scheme) -> None:
                 continue
             setattr(owner, name, coded)
     shape = model.shape
-    if scheme.head and not shape.tied and scheme.fits(shape.hidden):
+    if scheme.head and (scheme.copies or not shape.tied) and scheme.fits(shape.hidden):
         model.set_submodule("head", CodedHead(scheme, shape.hidden, shape.vocab))
 
 
 def seal(model: Transformer) -> None:
     """Makes every coded layer ready for use, one after the other."""
+    if model.shape.tied and isinstance(model.head, CodedHead):
+        model.head.weight.copy_(model.embedding.weight)
     for layer in model.modules():
         if isinstance(layer, _Coded):
             layer.seal()

@@ -23,6 +23,7 @@ class Int4:
 
     group: int = 64
     head: ClassVar[bool] = False
+    copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:

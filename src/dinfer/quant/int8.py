@@ -16,6 +16,7 @@ class Int8:
     """One byte a weight and one float32 scale a row; integer products."""
 
     head: ClassVar[bool] = True
+    copies: ClassVar[bool] = False
 
     def fits(self, size: int) -> bool:
         """Rows of any size."""
