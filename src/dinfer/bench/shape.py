@@ -54,7 +54,7 @@ _LLADA_MOE = {
     "mask_token_id": 1,
     "eos_token_id": 0,
 }
-MIXTURES: dict[str, dict[str, Any]] = {
+FORMS: dict[str, dict[str, Any]] = {
     "moe-tiny": _LLADA_MOE
     | {"vocab_size": 832, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"num_experts": 8, "num_experts_per_tok": 2, "expert_intermediate_size": 64},
@@ -85,8 +85,24 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "moe_router_enable_expert_bias": True,
         "partial_rotary_factor": 0.5,
     },
+    "fast-dllm-v2-1.5b": {
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "bd_size": 32,
+        "mask_token_id": 151665,
+        "eos_token_id": 151645,
+    },
 }
-"""With experts: LLaDA-MoE's form (7b) and that of LLaDA2-mini (16b); their config.json."""
+"""Shapes of other forms, by their config.json. With experts: LLaDA-MoE's (7b) and LLaDA2-mini's
+(16b). With grouped heads, biases and a head that is the embedding: that of Fast-dLLM v2.
+"""
 
 
 def config_of(sizes: Sizes, context: int) -> dict[str, Any]:
@@ -143,7 +159,7 @@ def random_model(
     rows at a time and quantised at once, so that little more than the model is ever in memory.
     """
     dense = SHAPES.get(name)
-    config = config_of(dense, context) if dense else MIXTURES[name]
+    config = config_of(dense, context) if dense else FORMS[name]
     config = {"max_position_embeddings": context} | config
     family, place = family_of(config), resolve_device(device)
     shape = family.shape(config)
@@ -183,7 +199,7 @@ def open_any(
     compiled: bool | None = None,
 ) -> Loaded:
     """A named shape, or what `load` takes."""
-    if name in SHAPES or name in MIXTURES:
+    if name in SHAPES or name in FORMS:
         if facts or family:
             said = "Family" if family else "Facts"
             raise RequestError(f"{said} of the shape {name!r} cannot be overridden; use a model.")
@@ -192,7 +208,7 @@ def open_any(
         return load(name, dtype, device, facts, quant, family, compiled)
     except DinferError as error:
         raise type(error)(
-            f"{error} Shapes with random weights: {', '.join([*SHAPES, *MIXTURES])}."
+            f"{error} Shapes with random weights: {', '.join([*SHAPES, *FORMS])}."
         ) from error
 
 
