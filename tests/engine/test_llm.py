@@ -11,7 +11,7 @@ from dinfer import LLM, AsyncLLM, SamplingParams
 from dinfer.engine.engine import Event
 from dinfer.engine.load import bundled
 from dinfer.eval.tasks import evaluate
-from dinfer.request import CanvasEvent, TextEvent
+from dinfer.request import CanvasEvent, Output, TextEvent
 from dinfer.train.corpus import draws, prompt_of
 
 PROBLEM = "Tom has 12 apples. Then he buys 7 more. How many apples does Tom have now?"
@@ -73,6 +73,13 @@ def test_who_is_not_watched_answers_the_same(llm: LLM, stop: tuple[str, ...]) ->
     (event,) = events
     assert isinstance(event, TextEvent) and event.text == watched.text
     assert len(seen) > watched.stats.forward_passes
+
+
+def test_outputs_come_as_they_are_done(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (60, 4)]
+    came: list[Output] = []
+    outputs = llm.generate([PROBLEM] * 2, params, on_output=came.append)
+    assert came == outputs[::-1]
 
 
 def test_an_aborted_quiet_request_has_the_text_of_its_tokens(llm: LLM) -> None:

@@ -27,16 +27,17 @@ class LLM(Front):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         suffix: Prompt | None = None,
         on_event: Callable[[Event], None] | None = None,
+        on_output: Callable[[Output], None] | None = None,
     ) -> list[Output]:
         """Answers to one prompt or many (text or token ids), in order; `params.n` outputs for each.
 
         suffix: fixed text after the answer, which then has exactly max_tokens tokens. on_event
-        sees every event.
+        sees every event; on_output each output as soon as it is done, which costs less.
         """
         many = _many(prompts)
         each = self._params(params, len(many))
         requests = [self.prompts.complete(p, s, suffix) for p, s in zip(many, each, strict=True)]
-        return self._run([request for group in requests for request in group], on_event)
+        return self._run([request for group in requests for request in group], on_event, on_output)
 
     def chat(
         self,
@@ -111,7 +112,10 @@ class LLM(Front):
         return list(params)
 
     def _run(
-        self, requests: list[Request], on_event: Callable[[Event], None] | None
+        self,
+        requests: list[Request],
+        on_event: Callable[[Event], None] | None,
+        on_output: Callable[[Output], None] | None = None,
     ) -> list[Output]:
         """Serves requests to their end. A request that is refused takes the others of the call
         back out.
@@ -127,6 +131,8 @@ class LLM(Front):
                         on_event(event)
                     if isinstance(event, TextEvent) and event.output is not None:
                         outputs[event.id] = event.output
+                        if on_output is not None:
+                            on_output(event.output)
         finally:
             for request in requests:
                 self.engine.abort(request.id)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dinfer.engine.llm import LLM
-from dinfer.request import Output, SamplingParams, TextEvent
+from dinfer.request import Output, SamplingParams
 from dinfer.train.brief import Brief, facts_right
 from dinfer.train.corpus import Example, first_of, prompt_of
 from dinfer.train.problems import Problem, final_number
@@ -57,9 +57,7 @@ def evaluate(
     outputs = llm.generate(
         chats,
         params,
-        on_event=lambda e: (
-            progress(next(finished)) if isinstance(e, TextEvent) and e.output else None
-        ),
+        on_output=lambda _: progress(next(finished)),
     )
     seconds = time.perf_counter() - began
     tokens = sum(output.stats.tokens for output in outputs)
