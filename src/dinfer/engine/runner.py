@@ -43,6 +43,8 @@ class Runner:
         if compiled and self.dense is None:
             self.body = Graph(model)
         self.device = pool.device
+        # Rows that stand for nothing would be sent to experts, too.
+        self._fills_up = not (model.conditioned or model.shape.mixture)
 
     def forward(self, batch: Many[Sequence]) -> Tensor:
         """Normed hidden rows [T, D] of the planned rows, one sequence after the other and of each
@@ -72,7 +74,7 @@ class Runner:
             return self.dense((*tokens, *positions, *slots), spans[None], longest, x)
         # One array goes to the device, not three: shadow rows have no slots.
         count = start + sum(len(sequence.shadow) for sequence in batch)
-        more = np.zeros(0 if self.model.conditioned else spare(count, self.device), np.int64)
+        more = np.zeros(spare(count, self.device) if self._fills_up else 0, np.int64)
         inputs = np.concatenate((*tokens, more, *positions, more, *slots))
         tokens_T, positions_T, slots_T = torch.split(
             torch.from_numpy(inputs).to(self.device), [count + len(more)] * 2 + [start]
