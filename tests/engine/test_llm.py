@@ -163,6 +163,10 @@ def test_logits_are_those_of_the_first_step(llm: LLM) -> None:
     events.close()
 
 
+def test_logits_of_nothing(llm: LLM) -> None:
+    assert llm.logits([]).shape == (0, llm.loaded.model.shape.vocab)
+
+
 def test_evaluation_counts(llm: LLM) -> None:
     score = evaluate(llm, "math", "dev", 4, SamplingParams(max_tokens=96), single_num=2)
     assert score.num == 4 and score.single_num == 2

@@ -168,12 +168,13 @@ class Ours:
     def open(self) -> "tuple[LLM, Loaded]":
         """Ours, and the plain weights for the other side."""
         from dinfer.bench.shape import open_any
+        from dinfer.engine.dense import laid
         from dinfer.engine.llm import LLM
 
         given = (self.model, self.dtype, "cpu")
-        plain = loaded = open_any(*given, family=self.family, compiled=False)
-        if self.quant or self.compiled is not False:
-            loaded = open_any(*given, self.quant, family=self.family, compiled=self.compiled)
+        plain = loaded = open_any(*given, self.quant, family=self.family, compiled=self.compiled)
+        if self.quant or self.compiled or laid(loaded.model):
+            plain = open_any(*given, family=self.family, compiled=False)
         return LLM(loaded, max_sequences=self.concurrency, compiled=self.compiled), plain
 
 

@@ -24,9 +24,7 @@ from dinfer.quant.int8 import Int8
 Ids = npt.NDArray[np.int64]
 _LANES, _WIDEST = 32, 256
 """Heads and rotated channels come in multiples of this; most channels of a head."""
-
-
-_SOON = 1 << 30
+_SMALL = 1 << 30
 """Bytes of weights up to which all memory moves into huge pages, in a second or two. The panels of
 larger ones were laid there, and the rest matters less.
 """
@@ -83,7 +81,7 @@ class Dense:
         self._tables = (torch.empty(0), torch.empty(0))
         self._library = build.library()
         layers = [x for x in model.modules() if isinstance(x, CodedLinear)]
-        if sum(layer.bytes for layer in layers) <= _SOON:
+        if sum(layer.bytes for layer in layers) <= _SMALL:
             pages.collapse()
         if isinstance(model.head, CodedHead):
             model.head.search = Search(model.head.products)

@@ -85,6 +85,8 @@ class LLM(Front):
         block = None if self.facts.causal else self.facts.block_length
         ids = torch.tensor(list(token_ids), dtype=torch.int64, device=model.embedding.weight.device)
         length = len(ids)
+        if not length:
+            return model.embedding.weight.new_empty(0, model.shape.vocab)
         edges = [*range(0, length, block or max(1, length)), length]
         spans = [Span(low, high, slice(0, high)) for low, high in itertools.pairwise(edges)]
         groups = grouped(spans, ids.device)

@@ -72,7 +72,7 @@ def by_size(spans: Sequence[Span], device: torch.device) -> Groups:
     for span in spans:
         groups[span.size, span.seen is None].append(span)
     each = [_group(same, device) for same in groups.values()]
-    if len(each) == 1:
+    if len(each) < 2:
         return Groups(each)
     rows = [np.arange(span.start, span.stop) for same in groups.values() for span in same]
     return Groups(each, torch.from_numpy(np.argsort(np.concatenate(rows))).to(device))
@@ -104,6 +104,8 @@ def attention(q_THd: Tensor, keys_SKd: Tensor, values_SKd: Tensor, groups: Group
     There is no padding, and a mask only where the rows of a span do not all see the same. Query
     heads that share a key head are folded into rows, so grouped heads cost no copy of keys.
     """
+    if not groups.each:
+        return torch.empty_like(q_THd)  # no rows
     kv_heads, size = keys_SKd.shape[1:]
     fan = q_THd.shape[1] // kv_heads
     # Channels of the query heads of a key head side by side, [K, T, fan * d].

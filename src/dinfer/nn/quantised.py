@@ -181,7 +181,7 @@ def prepare(model: Transformer, scheme: Scheme) -> None:
                 continue
             setattr(owner, name, coded)
     shape = model.shape
-    if scheme.head and (scheme.copies or not shape.tied) and scheme.fits(shape.hidden):
+    if scheme.head and (not shape.tied or scheme.copies) and scheme.fits(shape.hidden):
         model.set_submodule("head", CodedHead(scheme, shape.hidden, shape.vocab))
 
 
