@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dinfer.attention.backend import StoredKV
 from dinfer.engine.engine import Engine, Limits
-from dinfer.engine.load import Loaded, load
-from dinfer.engine.stored import Stored
 from dinfer.errors import RequestError
-from dinfer.nn.transformer import Shape
+from dinfer.loader.load import Loaded, load
+from dinfer.nn.transformer import ModelConfig
 from dinfer.request import Output, Request, SamplingParams, TextEvent
-from dinfer.step import Facts
+from dinfer.step import ModelInfo
 
 # Tiny tensors: a second thread costs more than it brings.
 torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def models() -> dict[str, Loaded]:
 @pytest.fixture
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of loaded models stay as they come, to be read or written over."""
-    monkeypatch.setattr("dinfer.engine.load.packs", lambda device, dtype: False)
+    monkeypatch.setattr("dinfer.loader.load.packs", lambda device, dtype: False)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ class Scripted(nn.Module):
 
     def __init__(self, script: dict[int, tuple[int, float]], vocab: int = 16) -> None:
         super().__init__()
-        self.shape = Shape(vocab, 1, 1, 1, 1, 1, 1, 1e-6, 1e4, 128)
+        self.shape = ModelConfig(vocab, 1, 1, 1, 1, 1, 1, 1e-6, 1e4, 128)
         self.embedding, self.layers = nn.Embedding(vocab, 1), nn.ModuleList()
         self.logits = torch.zeros(129, vocab)
         for position, (token, logit) in script.items():
@@ -119,7 +119,7 @@ class Scripted(nn.Module):
     def embed(self, tokens_T: Tensor) -> Tensor:
         return tokens_T[:, None].float()
 
-    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Stored) -> Tensor:
+    def forward(self, x_TD: Tensor, positions_T: Tensor, attend: StoredKV) -> Tensor:
         # Rows behind those that are stored only make up a number.
         self.rows.append(positions_T[: len(attend.slots_T)].tolist())
         return positions_T[:, None].float()
@@ -150,7 +150,7 @@ def scripted() -> Callable[..., Engine]:
     """An engine over a Scripted model; mask id 15, end-of-text 14."""
 
     def make(script: dict[int, tuple[int, float]], block: int | None = None) -> Engine:
-        facts = Facts(MASK, frozenset({EOS}), block, 128, "blockwise:length=8", "none", "fixed")
+        facts = ModelInfo(MASK, frozenset({EOS}), block, 128, "blockwise:length=8", "none", "fixed")
         return Engine(Scripted(script), facts, None, Limits(pages=16))
 
     return make

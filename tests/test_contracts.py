@@ -14,7 +14,7 @@ from dinfer.engine.engine import Engine
 from dinfer.errors import RequestError
 from dinfer.registry import build, find, names, spec_of
 from dinfer.request import SamplingParams
-from dinfer.step import TOP, CacheState, Decoder, Facts, Proposal, WindowState
+from dinfer.step import NUM_TOP, CacheState, Decoder, ModelInfo, Proposal, WindowState
 
 from .conftest import FAMILIES, allows, decoder_for, request, serve
 
@@ -30,7 +30,7 @@ def random_proposal(rng: torch.Generator, masked: torch.Tensor) -> Proposal:
 
     logits = torch.randn(batch, width, 20, generator=rng)
     tokens = torch.randint(0, 20, (batch, width), generator=rng)
-    top = logits.softmax(dim=2).topk(TOP, dim=2)
+    top = logits.softmax(dim=2).topk(NUM_TOP, dim=2)
     fixed = torch.rand(batch, width, generator=rng) < 0.3
     return Proposal(
         tokens,
@@ -170,7 +170,7 @@ def test_iteration_covers_the_canvas_and_ends(
 @pytest.mark.parametrize("block", [None, 8])
 def test_cache_runs_what_is_undecided_and_sees_only_what_ran(name: str, block: int | None) -> None:
     policy, iteration = build("cache", name), build("iteration", "blockwise:length=8:aligned=true")
-    facts = Facts(MASK, frozenset(), block, 40, "blockwise", "none", "fixed")
+    facts = ModelInfo(MASK, frozenset(), block, 40, "blockwise", "none", "fixed")
     try:
         policy.allow(facts)
     except RequestError:

@@ -33,12 +33,12 @@ from dinfer.canvas import Canvas
 PAGE = 32
 """Positions in a page."""
 
-TOP = 8
+NUM_TOP = 8
 """Likeliest tokens that a proposal carries for a decoder that needs `top`."""
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelInfo:
     """Facts of a checkpoint, read from its own files.
 
     block_length: length of the block-causal blocks, counted from position 0; None = full attention.
@@ -238,7 +238,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProposalView:
     """What a step proposes, as an iteration sees it: positions (rising) and tokens, int64, and
     confidence, float32; [R] each.
     """
@@ -288,7 +288,7 @@ class CachePolicy(Protocol):
 
     exact: ClassVar[bool]
 
-    def allow(self, facts: Facts) -> None:
+    def allow(self, facts: ModelInfo) -> None:
         """Raises RequestError where the model does not allow this policy."""
         ...
 

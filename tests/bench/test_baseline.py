@@ -3,7 +3,7 @@
 import pytest
 
 from dinfer.bench.baseline import Settings, generate
-from dinfer.engine.load import Loaded
+from dinfer.loader.load import Loaded
 
 from ..conftest import golden_cases
 

@@ -20,8 +20,8 @@ from dinfer.bench.shape import SHAPES, open_any, random_model, write_checkpoint
 from dinfer.bench.step import measure_step, work_of
 from dinfer.bench.traffic import Answered, Ask, Load, Served, figures, in_process, over
 from dinfer.bench.versus import Baseline, Canvas, Mode, Original, duel, until_end
-from dinfer.engine.load import Loaded, load
 from dinfer.errors import DinferError
+from dinfer.loader.load import Loaded, load
 from dinfer.request import Output, Stats, TextEvent, Usage
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12, 13], [40, 41, 42, 43, 44, 45, 46]]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dinfer import LLM, SamplingParams
-from dinfer.engine import load as loading
 from dinfer.errors import RequestError
+from dinfer.loader import load as loading
 from dinfer.request import CanvasEvent
 
 from .test_commands import GOLDEN, models, run, with_tokenizer

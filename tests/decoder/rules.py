@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dinfer.step import TOP
+from dinfer.step import NUM_TOP
 
 VOCAB = 12
 
@@ -113,7 +113,7 @@ def localleap(w: Seen) -> Done:
 
 
 def top(p: list[float]) -> list[int]:
-    return sorted(range(VOCAB), key=lambda v: (-p[v], v))[:TOP]
+    return sorted(range(VOCAB), key=lambda v: (-p[v], v))[:NUM_TOP]
 
 
 def klass(w: Seen) -> Done:

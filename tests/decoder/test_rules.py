@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dinfer.registry import build
-from dinfer.step import TOP, Proposal, WindowState
+from dinfer.step import NUM_TOP, Proposal, WindowState
 
 from .rules import RULES, VOCAB, Seen
 
@@ -36,8 +36,8 @@ class Windows:
             entropy=-(p * p.log()).sum(dim=2),
             margin=ordered.values[..., 0] - ordered.values[..., 1],
             noise=noise,
-            top_tokens=ordered.indices[..., :TOP],
-            top_probs=ordered.values[..., :TOP],
+            top_tokens=ordered.indices[..., :NUM_TOP],
+            top_probs=ordered.values[..., :NUM_TOP],
             editable=~self.masked & ~self.given,
             held=self.held,
             kept=p.gather(2, self.held[..., None])[..., 0],

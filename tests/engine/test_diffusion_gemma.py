@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+import dinfer.attention.metadata as sight_module
 import dinfer.engine.engine as engine_module
-import dinfer.engine.sight as sight_module
-import dinfer.kernel.propose as propose_module
+import dinfer.kernel.sampling as propose_module
 from dinfer import LLM, SamplingParams
+from dinfer.attention.metadata import AttentionMetadata
 from dinfer.canvas import Canvas
 from dinfer.decoder.entropy import within
 from dinfer.decoder.renoise import Renoise
 from dinfer.engine.engine import Engine
-from dinfer.engine.load import load
-from dinfer.engine.sequence import Place, Sequence, Strategy
-from dinfer.engine.sight import Sight
+from dinfer.engine.sequence import BlockTable, SequenceState, Strategy
 from dinfer.errors import CheckpointError, DinferError, RequestError
+from dinfer.loader.load import load
 from dinfer.model import diffusion_gemma
 from dinfer.registry import build
 from dinfer.request import Request, TextEvent
@@ -56,8 +56,8 @@ def one_step(model: LLM, text: list[int], canvas: list[int], soft: Tensor | None
     """Hidden rows of a text and the canvas behind it. soft: logits of the step before."""
     engine = model.engine
     asked = request("a", text, SamplingParams(max_tokens=LENGTH))
-    sequence = Sequence(asked, engine._canvas(asked), engine.strategy(asked.params))
-    sequence.place(engine.pool.take(sequence.pages_needed) or [])
+    sequence = SequenceState(asked, engine._canvas(asked), engine.strategy(asked.params))
+    sequence.place(engine.pool.allocate(sequence.pages_needed) or [])
     places = torch.arange(len(text), len(text) + LENGTH).numpy()
     sequence.canvas.draft(places, torch.tensor(canvas).numpy())
     if soft is not None:
@@ -237,13 +237,17 @@ def test_who_sees_whom(text: int, blanks: int, window: int | None, rng: random.R
     chosen = [p for p in range(start) if rng.random() < 0.6]
     rows = np.array([*chosen, *range(start, stop)])
     specs = {"iteration": "blockwise", "cache": "none", "decoder": "renoise"}
-    sequence = Sequence(base, canvas, Strategy(**{x: build(x, spec) for x, spec in specs.items()}))
+    sequence = SequenceState(
+        base, canvas, Strategy(**{x: build(x, spec) for x, spec in specs.items()})
+    )
     sequence.plan = StepPlan(rows, stop)
-    place = Place(rng.sample(range(200), length) + np.zeros(length, np.int64), in_one_run=False)
+    place = BlockTable(
+        rng.sample(range(200), length) + np.zeros(length, np.int64), in_one_run=False
+    )
     seen = {row: np.zeros(200, bool) for row in range(len(rows))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sight_module, "CHUNK", 4)
-        for span in Sight(8, causal=True).spans(sequence, place, rows, 0, window):
+        for span in AttentionMetadata(8, causal=True).spans(sequence, place, rows, 0, window):
             mask = True if span.seen is None else span.seen
             for row, some in zip(
                 range(span.start, span.stop), np.broadcast_to(mask, span.size), strict=True

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dinfer import LLM, SamplingParams
-from dinfer.engine.load import load
-from dinfer.engine.quantise import quantise
 from dinfer.errors import CheckpointError, RequestError, UnknownName
+from dinfer.loader.load import load
+from dinfer.loader.quantize import quantize
 from dinfer.registry import names
 
 from ..conftest import FAMILIES, GOLDEN, golden_facts
@@ -88,9 +88,9 @@ def test_an_unknown_family() -> None:
         load(str(GOLDEN / "sdar"), "float32", "cpu", family="sdra")
 
 
-def test_what_was_quantised_needs_the_option_no_more(tmp_path: Path) -> None:
+def test_what_was_quantized_needs_the_option_no_more(tmp_path: Path) -> None:
     model, target = renamed("dream", tmp_path), tmp_path / "int8"
-    list(quantise(model, target, "int8", "dream"))
+    list(quantize(model, target, "int8", "dream"))
     plain = LLM(str(GOLDEN / "dream"), "float32", "cpu", quant="int8", kv_memory=0.01)
     (out,) = plain.generate(range(20, 33), SamplingParams(9, ignore_eos=True))
     assert tokens(str(target), "dream") == out.token_ids

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dinfer import LLM, SamplingParams
 from dinfer.canvas import Canvas
-from dinfer.engine.sequence import Sequence
+from dinfer.engine.sequence import SequenceState
 from dinfer.request import CanvasEvent, Request
 from dinfer.step import StepPlan
 
@@ -59,12 +59,12 @@ def cached_logits(model: LLM, case: dict) -> torch.Tensor:
     length = max(len(first), rows[-1] + 1)
     tokens = first + [0] * (length - len(first))
     engine = model.engine
-    sequence = Sequence(
+    sequence = SequenceState(
         Request("a", tuple(tokens), 0, SamplingParams()),
         Canvas(tokens, 0, length, engine.facts.mask_id, engine.facts.block_length),
         engine.strategy(SamplingParams()),
     )
-    sequence.place(engine.pool.take(sequence.pages_needed) or [])
+    sequence.place(engine.pool.allocate(sequence.pages_needed) or [])
     with torch.inference_mode():
         sequence.plan = StepPlan(range(len(first)), len(first))
         engine.runner.forward([sequence])

@@ -7,7 +7,7 @@ import torch
 
 from dinfer.engine.engine import Engine
 from dinfer.errors import RequestError
-from dinfer.kernel.propose import Extras, Guidance, propose
+from dinfer.kernel.sampling import Guidance, SamplingExtras, propose
 from dinfer.request import SamplingParams
 
 from ..conftest import request, serve
@@ -27,7 +27,7 @@ def test_guided_logits_row_by_row() -> None:
         39,
         ("logits",),
         sampling(150),
-        Extras(guidance=Guidance(rows.numpy(), without[rows], scale)),
+        SamplingExtras(guidance=Guidance(rows.numpy(), without[rows], scale)),
     )
     expected = head(hidden)
     for row, w in zip(rows.tolist(), scale.tolist(), strict=True):

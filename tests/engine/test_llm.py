@@ -9,8 +9,8 @@ import torch
 
 from dinfer import LLM, AsyncLLM, SamplingParams
 from dinfer.engine.engine import Event
-from dinfer.engine.load import bundled
 from dinfer.eval.tasks import evaluate
+from dinfer.loader.load import bundled
 from dinfer.request import CanvasEvent, Output, TextEvent
 from dinfer.train.corpus import draws, prompt_of
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from dinfer.attention.sdpa import Segment, attention, grouped
 from dinfer.engine.engine import Engine
-from dinfer.kernel.attention import Span, attention, grouped
 from dinfer.request import CanvasEvent, SamplingParams
 
 from ..conftest import request, serve
@@ -23,7 +23,7 @@ def test_inputs_and_weights_step_by_step(make_engine: Callable[..., Engine]) -> 
     )
     engine.add(request("a", [5, 9, 200], params))
     model, mask = engine.model, engine.facts.mask_id
-    everything = grouped([Span(0, 11, slice(0, 11))], torch.device("cpu"))
+    everything = grouped([Segment(0, 11, slice(0, 11))], torch.device("cpu"))
     tokens = torch.tensor([5, 9, 200] + [mask] * 8)
     soft = torch.zeros(11, model.shape.hidden)
     for weight in [0.1, 0.25, *[0.3] * 6]:

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dinfer.kernel.attention import Span, attention, attention_reference, by_size, grouped
+from dinfer.attention.sdpa import Segment, attention, attention_reference, by_size, grouped
 from dinfer.kernel.noise import random_tokens, uniform
-from dinfer.kernel.propose import GROUP, Extras, RowSampling, propose
+from dinfer.kernel.sampling import GROUP, RowSampling, SamplingExtras, propose
 from dinfer.nn.linear import Linear
 
 V, MASK = 50, 7
@@ -29,11 +29,11 @@ def test_attention(seed: int, group: int, kv_heads: int) -> None:
     scattered = np.random.default_rng(seed).permutation(slots)[:17]
     # The first, the third and the last have one size.
     spans = [
-        Span(0, 5, slice(3, 20)),
-        Span(5, 6, slice(0, 1)),
-        Span(6, 11, scattered),
-        Span(11, 18, scattered[:9]),
-        Span(18, 23, slice(50, 67)),
+        Segment(0, 5, slice(3, 20)),
+        Segment(5, 6, slice(0, 1)),
+        Segment(6, 11, scattered),
+        Segment(11, 18, scattered[:9]),
+        Segment(18, 23, slice(50, 67)),
     ]
     # Those of one size share a call, with a mask each; every row sees something.
     seen = np.random.default_rng(seed).random((3, 5, 17)) < 0.5
@@ -170,7 +170,7 @@ def test_forbidden_tokens_are_not_chosen_and_leave_the_confidence_alone() -> Non
     allowed = torch.tensor([[False, True, True, True]])
     head = head_of(torch.eye(4))
     for needs in (set(), {"entropy"}):
-        found = propose(logits, head, 3, needs, sampling(1), Extras(allowed))
+        found = propose(logits, head, 3, needs, sampling(1), SamplingExtras(allowed))
         check_forbidden(found)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dinfer import LLM
-from dinfer.engine.dense import Dense
 from dinfer.native import build
+from dinfer.runner.native_cpu import NativeRunner
 
 needs = pytest.mark.skipif(not build.able(), reason="this machine cannot run the kernels")
 
@@ -61,5 +61,5 @@ def test_who_uses_them() -> None:
         ("float32", None, None, False),
     ):
         llm = LLM("tiny-llada", dtype=dtype, device="cpu", quant=quant, compiled=compiled)
-        assert isinstance(llm.engine.runner.dense, Dense) == used
+        assert isinstance(llm.engine.runner.dense, NativeRunner) == used
         assert used or llm.engine.runner.body is llm.loaded.model

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from dinfer.kernel.int8 import linear_int8_reference, quantise_rows
+from dinfer.kernel.int8 import linear_int8_reference, quantize_rows
 from dinfer.native import build, products
 from dinfer.native.products import Product, Search
 
@@ -45,7 +45,7 @@ def test_bfloat16(rows: int, size: int, out: int) -> None:
 @pytest.mark.parametrize("rows,size,out", SIZES)
 def test_int8(rows: int, size: int, out: int) -> None:
     x, weight = drawn(rows, size, out)
-    codes, scales = quantise_rows(weight)
+    codes, scales = quantize_rows(weight)
     exact = linear_int8_reference(x.float(), codes, scales)  # rounded by nobody
     given = Product(codes, scales)(x).float()
     assert torch.allclose(given, exact, rtol=2**-8, atol=1e-6)
@@ -53,22 +53,22 @@ def test_int8(rows: int, size: int, out: int) -> None:
 
 def test_a_row_does_not_know_the_others() -> None:
     x, weight = drawn(100, 256, 96)
-    for product in (Product(weight, weight.new_empty(96, 0)), Product(*quantise_rows(weight))):
+    for product in (Product(weight, weight.new_empty(96, 0)), Product(*quantize_rows(weight))):
         whole = product(x)
         for rows in (slice(0, 1), slice(7, 20), slice(40, 100)):
             assert torch.equal(product(x[rows].clone()), whole[rows])
 
 
-@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("rows", [1, 40])
-def test_search(rows: int, quantised: bool) -> None:
+def test_search(rows: int, quantized: bool) -> None:
     x, weight = drawn(rows, 128, 900)
     weight = weight * 6  # some rows are sure of their token
     cuts = [weight[:512], weight[512:]]  # the second piece does not fill its panels
-    made = [Product(*(quantise_rows(w) if quantised else (w, w.new_empty(0)))) for w in cuts]
+    made = [Product(*(quantize_rows(w) if quantized else (w, w.new_empty(0)))) for w in cuts]
     logits = linear(x.double(), weight.double())
-    if quantised:
-        logits = linear_int8_reference(x.float(), *quantise_rows(weight)).double()
+    if quantized:
+        logits = linear_int8_reference(x.float(), *quantize_rows(weight)).double()
     for mask in (None, 0, 700, int(logits[0].argmax())):
         masked = logits.clone()
         if mask is not None:

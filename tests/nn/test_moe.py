@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from dinfer.kernel.experts import grouped_linear, grouped_linear_reference
+from dinfer.kernel.grouped_gemm import grouped_linear, grouped_linear_reference
 from dinfer.nn.moe import GroupedSigmoid, Mixture, MixtureMLP, Routing, Softmax
 
 HIDDEN, EXPERTS, WIDE = 12, 8, 5

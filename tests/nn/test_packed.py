@@ -5,9 +5,9 @@ import torch
 from torch.nn.functional import linear
 
 from dinfer import LLM
-from dinfer.kernel.likeliest import PIECE
+from dinfer.kernel.greedy import PIECE
 from dinfer.nn.packed import Packed, packs
-from dinfer.nn.quantised import CodedHead
+from dinfer.nn.quantized import QuantizedHead
 
 from ..conftest import FAMILIES, GOLDEN, golden_facts
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("out,size", [(768, 256), (40, 24), (1, 64)])
 def test_products(out: int, size: int, dtype: torch.dtype) -> None:
     weight, x = torch.randn(out, size, dtype=dtype), torch.randn(50, size, dtype=dtype)
-    product = Packed().product(*Packed().quantise(weight))
+    product = Packed().product(*Packed().quantize(weight))
     exact = linear(x.double(), weight.double())
     # Sums in float32 (the bound of a sum's rounding), then one rounding to the dtype.
     allowed = (
@@ -35,9 +35,9 @@ def test_products(out: int, size: int, dtype: torch.dtype) -> None:
 
 def test_a_head_in_pieces() -> None:
     weight, x = torch.randn(PIECE + 100, 16), torch.randn(3, 16)
-    head = CodedHead(Packed(), 16, len(weight))
+    head = QuantizedHead(Packed(), 16, len(weight))
     head.weight.copy_(weight)
-    head.seal()
+    head.finalize()
     exact = linear(x, weight)
     assert torch.allclose(head(x), exact, atol=1e-5)
     assert torch.allclose(head.columns(x, PIECE, PIECE + 100), exact[:, PIECE:], atol=1e-5)
@@ -53,7 +53,7 @@ def test_models(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return LLM(GOLDEN / family, dtype="float32", device="cpu", facts=golden_facts(family))
 
     packed = load()
-    monkeypatch.setattr("dinfer.engine.load.packs", lambda device, dtype: False)
+    monkeypatch.setattr("dinfer.loader.load.packs", lambda device, dtype: False)
     plain = load()
     assert (packed.logits(IDS) - plain.logits(IDS)).abs().max() < 1e-4
     kept = {name for name, _ in packed.loaded.model.layers.named_parameters()}

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from dinfer import LLM, AsyncLLM
 from dinfer.server.app import create_app
-from dinfer.server.site import Settings
+from dinfer.server.app_state import Settings
 
 from ..cli.test_commands import with_tokenizer
 

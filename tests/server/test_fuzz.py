@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dinfer import AsyncLLM
 from dinfer.server.app import create_app
-from dinfer.server.site import Settings
+from dinfer.server.app_state import Settings
 
 from .conftest import assert_idle, drive, post
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from dinfer import LLM, AsyncLLM, SamplingParams
 from dinfer.server.app import create_app
-from dinfer.server.site import Settings
+from dinfer.server.app_state import Settings
 
 from .conftest import PROBLEM, assert_idle, data_of, drive
 

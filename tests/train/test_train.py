@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dinfer.engine.load import load
 from dinfer.errors import DinferError
+from dinfer.loader.load import load
 from dinfer.train import corpus
 from dinfer.train.brief import Brief, draw_brief, facts_right
 from dinfer.train.corpus import SPLITS, TASKS, Ids, draws, first_of, split_of

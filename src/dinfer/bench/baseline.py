@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dinfer.kernel.attention import Span, attention, grouped
+from dinfer.attention.sdpa import Segment, attention, grouped
 from dinfer.nn.transformer import Transformer
 
 Mode = Literal["none", "prefix", "dual"]
@@ -45,7 +45,7 @@ class Stored:
 
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             self.arena[layer, 0, rows], self.arena[layer, 1, rows] = k_TKd, v_TKd
-            everything = Span(0, len(q_THd), slice(0, len(tokens_L)))
+            everything = Segment(0, len(q_THd), slice(0, len(tokens_L)))
             keys, values = self.arena[layer]
             return attention(q_THd, keys, values, grouped([everything], q_THd.device))
 

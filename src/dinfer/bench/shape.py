@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dinfer.engine.load import Loaded, blank, empty, family_of, load, resolve_device, resolve_dtype
-from dinfer.engine.weights import Pieces, fill, places, row_ranges
 from dinfer.errors import DinferError, RequestError
+from dinfer.loader.load import Loaded, blank, empty, family_of, load, resolve_device, resolve_dtype
+from dinfer.loader.weights import Pieces, fill, places, row_ranges
 from dinfer.model import llada
-from dinfer.nn import quantised
-from dinfer.nn.quantised import Codes
-from dinfer.nn.weights import official
+from dinfer.nn import quantized
+from dinfer.nn.quantized import QuantizedWeight
+from dinfer.nn.weight_map import official
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def random_model(
     compiled: bool | None = None,
 ) -> Loaded:
     """A named shape with random weights (uniform, scaled as at the start of training), made some
-    rows at a time and quantised at once, so that little more than the model is ever in memory.
+    rows at a time and quantized at once, so that little more than the model is ever in memory.
     """
     dense = SHAPES.get(name)
     config = config_of(dense, context) if dense else FORMS[name]
@@ -166,13 +166,13 @@ def random_model(
     kind = resolve_dtype(dtype, config, place)
     model = empty(family, shape, kind, place, quant, compiled)
     _draw(places(model, family.slots(shape)))
-    quantised.seal(model)
+    quantized.finalize(model)
     model.requires_grad_(False).eval()
     known = family.__name__.rpartition(".")[2]
     return Loaded(name, Path(), known, model, family.facts(config), None, None)
 
 
-def _draw(targets: Mapping[str, Tensor | Codes]) -> None:
+def _draw(targets: Mapping[str, Tensor | QuantizedWeight]) -> None:
     """The same weights for the same shape, whatever they are stored in."""
     torch.manual_seed(0)
     for target in targets.values():

@@ -14,14 +14,14 @@ from torch import nn
 from dinfer.bench.machine import Timing, product_rate, read_rate, seconds_of
 from dinfer.canvas import Canvas
 from dinfer.engine.engine import Engine, Limits
-from dinfer.engine.load import Loaded
-from dinfer.engine.proposals import commits
-from dinfer.engine.sequence import Sequence
+from dinfer.engine.sequence import SequenceState
 from dinfer.errors import RequestError
+from dinfer.loader.load import Loaded
 from dinfer.nn.linear import GroupedLinear
-from dinfer.nn.quantised import CodedGroupedLinear, CodedHead, CodedLinear
+from dinfer.nn.quantized import QuantizedGroupedLinear, QuantizedHead, QuantizedLinear
 from dinfer.nn.transformer import Transformer
 from dinfer.request import Request, SamplingParams
+from dinfer.runner.sampler import sample_and_commit
 from dinfer.step import PAGE, StepPlan, Window, WindowState
 
 WARM_UP = 3
@@ -46,7 +46,7 @@ def work_of(model: Transformer, rows: int, context: int, sequences: int) -> Work
     active: float = shape.vocab * shape.hidden
     for layer in model.layers.modules():
         read, elements = _held(layer)
-        if isinstance(layer, GroupedLinear | CodedGroupedLinear):
+        if isinstance(layer, GroupedLinear | QuantizedGroupedLinear):
             assert shape.mixture is not None
             part = shape.mixture.routing.top / layer.count
             read *= 1 - (1 - part) ** (rows * sequences)
@@ -65,7 +65,7 @@ def _held(layer: nn.Module) -> tuple[float, float]:
     """Bytes and number of the weights that lie in a module itself, not in its parts."""
     own = list(layer.parameters(recurse=False))
     read, elements = sum(p.nbytes for p in own), sum(p.numel() for p in own)
-    if isinstance(layer, CodedLinear | CodedGroupedLinear | CodedHead):
+    if isinstance(layer, QuantizedLinear | QuantizedGroupedLinear | QuantizedHead):
         return read + layer.bytes, elements + math.prod(layer.shape)
     return read, elements
 
@@ -100,7 +100,7 @@ class Step:
         return {**asdict(self), "floor": self.floor, "ratio": self.ratio}
 
 
-def batch_of(engine: Engine, rows: int, context: int, sequences: int) -> list[Sequence]:
+def batch_of(engine: Engine, rows: int, context: int, sequences: int) -> list[SequenceState]:
     """Sequences whose context is stored and whose last `rows` positions are masked and planned."""
     length, batch = context + rows, []
     for number in range(sequences):
@@ -110,8 +110,8 @@ def batch_of(engine: Engine, rows: int, context: int, sequences: int) -> list[Se
         canvas = Canvas(
             list(request.canvas), context, length, engine.facts.mask_id, engine.facts.block_length
         )
-        sequence = Sequence(request, canvas, engine.strategy(request.params))
-        pages = engine.pool.take(sequence.pages_needed)
+        sequence = SequenceState(request, canvas, engine.strategy(request.params))
+        pages = engine.pool.allocate(sequence.pages_needed)
         assert pages is not None
         sequence.place(pages)
         sequence.plan = StepPlan(range(length), length)
@@ -144,7 +144,7 @@ def measure_step(
     weight = loaded.model.embedding.weight
 
     def step() -> None:
-        commits(batch, engine.runner.forward(batch), loaded.model, loaded.facts.mask_id)
+        sample_and_commit(batch, engine.runner.forward(batch), loaded.model, loaded.facts.mask_id)
 
     for _ in range(WARM_UP):
         step()

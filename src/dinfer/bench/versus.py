@@ -15,8 +15,8 @@ from dinfer.bench import baseline, fast_dllm
 from dinfer.bench.machine import seconds_of
 from dinfer.bench.traffic import Ask, Load, Served, in_process
 from dinfer.engine.llm import LLM
-from dinfer.engine.load import Loaded
 from dinfer.errors import DinferError, RequestError
+from dinfer.loader.load import Loaded
 from dinfer.request import SamplingParams
 
 Prompts = Sequence[Sequence[int]]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
-from dinfer.step import CacheState, Facts, StepPlan, Window
+from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Block:
     exact: ClassVar[bool] = True
     reuses: ClassVar[bool] = True
 
-    def allow(self, facts: Facts) -> None:
+    def allow(self, facts: ModelInfo) -> None:
         """Only block-causal models: elsewhere a finished block changes with what follows it."""
         if facts.block_length is None:
             raise RequestError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
-from dinfer.step import CacheState, Facts, StepPlan, Window
+from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Dkv:
         if self.refresh < 0:
             raise RequestError(f"dkv refresh is {self.refresh}; it must be 0 or more.")
 
-    def allow(self, facts: Facts) -> None:
+    def allow(self, facts: ModelInfo) -> None:
         """Any model."""
 
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
-from dinfer.step import CacheState, Facts, StepPlan, Window
+from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Interval:
                 " both must be 1 or more."
             )
 
-    def allow(self, facts: Facts) -> None:
+    def allow(self, facts: ModelInfo) -> None:
         """Any model."""
 
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dinfer.canvas import Canvas
-from dinfer.step import CacheState, Facts, StepPlan, Window
+from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Prefix:
     refresh: int = 0
     exact: ClassVar[bool] = False
 
-    def allow(self, facts: Facts) -> None:
+    def allow(self, facts: ModelInfo) -> None:
         """Any model."""
 
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:

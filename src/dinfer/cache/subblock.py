@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from dinfer.cache.block import Block
 from dinfer.canvas import Canvas
-from dinfer.step import CacheState, Facts, StepPlan, Window
+from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Subblock:
 
     exact: ClassVar[bool] = False
 
-    def allow(self, facts: Facts) -> None:
+    def allow(self, facts: ModelInfo) -> None:
         """Only block-causal models, as for `block`."""
         Block().allow(facts)
 

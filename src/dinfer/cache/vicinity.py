@@ -8,7 +8,7 @@ from typing import ClassVar
 from dinfer.cache.block import Block
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
-from dinfer.step import CacheState, Facts, StepPlan, Window
+from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 _FINAL = Block()
 
@@ -37,7 +37,7 @@ class Vicinity:
                 "vicinity has a negative option; left, right, warmup and refresh must be 0 or more."
             )
 
-    def allow(self, facts: Facts) -> None:
+    def allow(self, facts: ModelInfo) -> None:
         """Any model."""
 
     def plan(self, canvas: Canvas, window: Window, state: CacheState) -> StepPlan:

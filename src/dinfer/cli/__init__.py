@@ -7,7 +7,16 @@ from typing import Any
 
 import typer
 
-from dinfer.cli import bench, compare, measure, serve, show, store, traffic, write
+from dinfer.cli import (
+    bench,
+    bench_serving,
+    compare,
+    eval_train,
+    generate,
+    list_info,
+    quantize,
+    serve,
+)
 from dinfer.errors import DinferError
 
 app = typer.Typer(
@@ -17,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _module in (write, serve, measure, compare, bench, traffic, show, store):
+for _module in (generate, serve, eval_train, compare, bench, bench_serving, list_info, quantize):
     _module.add_to(app)
 
 

@@ -19,7 +19,7 @@ from dinfer.errors import RequestError
 if TYPE_CHECKING:
     from dinfer.bench.versus import Canvas, Rival
     from dinfer.engine.llm import LLM
-    from dinfer.engine.load import Loaded
+    from dinfer.loader.load import Loaded
 
 Repeats = Annotated[int, typer.Option(min=1, help="Repetitions; medians are printed.")]
 Plot = Annotated[Path | None, typer.Option(help="Image file for a plot.")]
@@ -156,7 +156,7 @@ class Rivalry:
 
 @dataclass(frozen=True)
 class Ours:
-    """Our side of `versus`. The weights are the same on both; theirs are never quantised."""
+    """Our side of `versus`. The weights are the same on both; theirs are never quantized."""
 
     model: Annotated[str, typer.Option("--model", "--shape", "-m", help=SHAPE)] = "tiny-llada"
     dtype: o.Dtype = "auto"
@@ -168,12 +168,12 @@ class Ours:
     def open(self) -> "tuple[LLM, Loaded]":
         """Ours, and the plain weights for the other side."""
         from dinfer.bench.shape import open_any
-        from dinfer.engine.dense import laid
         from dinfer.engine.llm import LLM
+        from dinfer.runner.native_cpu import is_prepacked
 
         given = (self.model, self.dtype, "cpu")
         plain = loaded = open_any(*given, self.quant, family=self.family, compiled=self.compiled)
-        if self.quant or self.compiled or laid(loaded.model):
+        if self.quant or self.compiled or is_prepacked(loaded.model):
             plain = open_any(*given, family=self.family, compiled=False)
         return LLM(loaded, max_sequences=self.concurrency, compiled=self.compiled), plain
 
@@ -282,7 +282,7 @@ def model_figures(loaded: "Loaded") -> dict[str, Any]:
 
     import torch
 
-    from dinfer.engine.load import blank
+    from dinfer.loader.load import blank
 
     weight = loaded.model.embedding.weight
     family = import_module(f"dinfer.model.{loaded.family}")

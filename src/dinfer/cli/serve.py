@@ -75,9 +75,9 @@ def serve(
     """Serves models over HTTP: the OpenAI protocol, infilling, and a page to watch the canvas."""
     try:
         from dinfer.server.app import create_app
+        from dinfer.server.app_state import Settings
         from dinfer.server.log import JsonLines
         from dinfer.server.run import run
-        from dinfer.server.site import Settings
     except ModuleNotFoundError as error:
         text = f"dinfer serve needs {error.name}; install the extra: pip install 'dinfer[server]'."
         raise RequestError(text) from error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dinfer.errors import RequestError
-from dinfer.step import TOP, Commit, Proposal, WindowState, best, recall, remember
+from dinfer.step import NUM_TOP, Commit, Proposal, WindowState, best, recall, remember
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Credit:
         self, ids_BWK: Tensor, probs_BWK: Tensor, states: Sequence[WindowState]
     ) -> tuple[Tensor, Tensor]:
         """Ids [B, W, S] (-1 = none) and their credit after this step."""
-        room = (*ids_BWK.shape[:2], TOP)
+        room = (*ids_BWK.shape[:2], NUM_TOP)
         known = recall(states, "ids", torch.full(room, -1, device=ids_BWK.device))
         credit = recall(states, "credit", torch.zeros(room, device=ids_BWK.device)) * self.beta
         first = ids_BWK[..., :1]

@@ -15,7 +15,7 @@ from dinfer.step import Commit, Proposal, WindowState, best, ranks, recall, reme
 
 @dataclass(frozen=True)
 class Wino:
-    """Commits positions of confidence above `threshold`, at most `share` of those that are masked
+    """Commits positions of confidence above `threshold`, at most `incref` of those that are masked
     (but `least` may be, and never more than `most`), and the best in any case.
 
     Takes back set tokens whose probability is now below `back`, the least likely first, at most

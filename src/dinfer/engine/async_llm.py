@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+from dinfer.engine.base_llm import BaseLLM
 from dinfer.engine.engine import Engine, Event
-from dinfer.engine.front import Front
-from dinfer.engine.load import Loaded
-from dinfer.engine.prompts import Prompt
+from dinfer.engine.input_processor import Prompt
+from dinfer.loader.load import Loaded
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 
 Listener = Callable[[Event | BaseException], None]
@@ -88,8 +88,8 @@ class EngineThread:
         self._listeners.clear()
 
 
-class AsyncLLM(Front):
-    """A diffusion language model for many asyncio callers; takes the arguments of `Front`. Of
+class AsyncLLM(BaseLLM):
+    """A diffusion language model for many asyncio callers; takes the arguments of `BaseLLM`. Of
     `engine`, callers may use `check` and read figures; all else is its thread's.
     """
 

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dinfer.attention.metadata import AttentionMetadata
 from dinfer.canvas import Canvas
-from dinfer.engine import fit
-from dinfer.engine.answer import Answer
-from dinfer.engine.pool import Pool
-from dinfer.engine.prefixes import Prefixes
-from dinfer.engine.proposals import Committed, commits
-from dinfer.engine.runner import Runner
+from dinfer.engine import validate
+from dinfer.engine.output_processor import OutputProcessor
 from dinfer.engine.scheduler import Scheduler
-from dinfer.engine.sequence import Sequence, Strategy
-from dinfer.engine.sight import Sight
+from dinfer.engine.sequence import SequenceState, Strategy
 from dinfer.errors import RequestError
 from dinfer.kernel.noise import random_tokens
+from dinfer.kv.pool import KVCachePool
+from dinfer.kv.prefix_cache import PrefixCache
 from dinfer.nn.transformer import Transformer
 from dinfer.registry import build
 from dinfer.request import (
@@ -32,7 +30,9 @@ from dinfer.request import (
     Usage,
     repetition,
 )
-from dinfer.step import PAGE, TOP, Facts
+from dinfer.runner.model_runner import Runner
+from dinfer.runner.sampler import SampledStep, sample_and_commit
+from dinfer.step import NUM_TOP, PAGE, ModelInfo
 from dinfer.text.tokenizer import Tokenizer
 
 Event = CanvasEvent | TextEvent
@@ -56,7 +56,7 @@ class Engine:
     def __init__(
         self,
         model: Transformer,
-        facts: Facts,
+        facts: ModelInfo,
         tokenizer: Tokenizer | None,
         limits: Limits,
         compiled: bool | None = None,
@@ -65,14 +65,14 @@ class Engine:
         weight = model.embedding.weight
         # Rows of causal text are final each by itself.
         unit = 1 if facts.causal else facts.block_length
-        prefixes = None if unit is None else Prefixes(unit)
-        self.pool = Pool(
-            model.shape, limits.pages, weight.dtype, weight.device, limits.poison, prefixes
+        prefix_cache = None if unit is None else PrefixCache(unit)
+        self.pool = KVCachePool(
+            model.shape, limits.pages, weight.dtype, weight.device, limits.poison, prefix_cache
         )
         self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
-        sight = Sight(facts.block_length, facts.causal)
+        sight = AttentionMetadata(facts.block_length, facts.causal)
         self.runner = Runner(model, self.pool, sight, compiled)
-        self._live: dict[str, tuple[Sequence, Answer]] = {}
+        self._live: dict[str, tuple[SequenceState, OutputProcessor]] = {}
 
     @property
     def busy(self) -> bool:
@@ -91,7 +91,7 @@ class Engine:
             build("cache", params.cache or self.facts.cache),
             build("decoder", params.decoder or self.facts.decoder),
         )
-        fit.check(strategy, params, self.facts)
+        validate.check(strategy, params, self.facts)
         return strategy
 
     def add(self, request: Request) -> None:
@@ -99,8 +99,8 @@ class Engine:
         if request.id in self._live:
             raise RequestError(f"A request with the id {request.id!r} is already being served.")
         strategy = self.check(request)
-        sequence = Sequence(request, self._canvas(request), strategy, self.facts.shift)
-        self._live[request.id] = (sequence, Answer(self.tokenizer, request.params.stop))
+        sequence = SequenceState(request, self._canvas(request), strategy, self.facts.shift)
+        self._live[request.id] = (sequence, OutputProcessor(self.tokenizer, request.params.stop))
         self.scheduler.add(sequence)
 
     def check(self, request: Request) -> Strategy:
@@ -136,7 +136,7 @@ class Engine:
         if batch:
             hidden = self.runner.forward(batch)
             for sequence, commit in zip(
-                batch, commits(batch, hidden, self.model, self.facts.mask_id), strict=True
+                batch, sample_and_commit(batch, hidden, self.model, self.facts.mask_id), strict=True
             ):
                 events += self._write(sequence, commit)
         for sequence in done:
@@ -150,9 +150,9 @@ class Engine:
             raise RequestError(
                 f"Token id {wrong} is out of range; this model's ids go from 0 to {vocab - 1}."
             )
-        if request.params.top_logprobs > TOP:
+        if request.params.top_logprobs > NUM_TOP:
             raise RequestError(
-                f"top_logprobs is {request.params.top_logprobs}; it must be at most {TOP}."
+                f"top_logprobs is {request.params.top_logprobs}; it must be at most {NUM_TOP}."
             )
         if len(request.canvas) > context:
             fixed = sum(token is not None for token in request.canvas)
@@ -188,7 +188,7 @@ class Engine:
         whole = base - (base - length) // block * block
         return min(whole, max(self.facts.context, length))
 
-    def _write(self, sequence: Sequence, commit: Committed) -> list[Event]:
+    def _write(self, sequence: SequenceState, commit: SampledStep) -> list[Event]:
         canvas = sequence.canvas
         changed = len(commit.positions) + len(commit.drafted)
         assert changed or sequence.held_open or sequence.growth, "a step must commit something"
@@ -209,7 +209,7 @@ class Engine:
         events = [] if sequence.request.quiet else [self._shown(sequence, commit)]
         return [*events, *self._grow(sequence), *self._settle(sequence)]
 
-    def _shown(self, sequence: Sequence, commit: Committed) -> Event:
+    def _shown(self, sequence: SequenceState, commit: SampledStep) -> Event:
         first = sequence.canvas.answer
         return CanvasEvent(
             sequence.request.id,
@@ -220,7 +220,7 @@ class Engine:
             (commit.back - first).tolist() if len(commit.back) else [],
         )
 
-    def _grow(self, sequence: Sequence) -> list[Event]:
+    def _grow(self, sequence: SequenceState) -> list[Event]:
         """Lets the canvas grow; tells what moved by that, in the words of any other step."""
         moved, left = sequence.grow()
         if not len(moved) or sequence.request.quiet:
@@ -237,7 +237,7 @@ class Engine:
             )
         ]
 
-    def _end_early(self, sequence: Sequence, commit: Committed) -> None:
+    def _end_early(self, sequence: SequenceState, commit: SampledStep) -> None:
         """Nothing after the first end-of-text of the answer needs a decision."""
         canvas = sequence.canvas
         if canvas.revisable:
@@ -252,7 +252,7 @@ class Engine:
         first = next(p for p, t in zip(places.tolist(), found, strict=True) if t in canvas.ends)
         canvas.limit = min(canvas.limit, first + 1)
 
-    def _settle(self, sequence: Sequence) -> list[Event]:
+    def _settle(self, sequence: SequenceState) -> list[Event]:
         """Gives out what is settled now, and finishes the sequence when that is all."""
         canvas = sequence.canvas
         _, answer = self._live[sequence.request.id]
@@ -276,12 +276,12 @@ class Engine:
             return [self._finish(sequence, answer, reason, text)]
         return [TextEvent(sequence.request.id, text)] if text and not sequence.request.quiet else []
 
-    def _stopped(self, sequence: Sequence, new: list[int]) -> bool:
+    def _stopped(self, sequence: SequenceState, new: list[int]) -> bool:
         canvas = sequence.canvas
         return bool(new) and new[-1] in canvas.ends and sequence.settled == canvas.limit
 
     def _finish(
-        self, sequence: Sequence, answer: Answer, reason: FinishReason, text: str
+        self, sequence: SequenceState, answer: OutputProcessor, reason: FinishReason, text: str
     ) -> TextEvent:
         request, canvas, stats = sequence.request, sequence.canvas, sequence.stats
         self.scheduler.remove(sequence)

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dinfer.attention.sdpa import Segment, attention, grouped
+from dinfer.engine.base_llm import BaseLLM
 from dinfer.engine.engine import Event
-from dinfer.engine.front import Front
-from dinfer.engine.prompts import Holes, Prompt
+from dinfer.engine.input_processor import Holes, Prompt
 from dinfer.errors import RequestError
-from dinfer.kernel.attention import Span, attention, grouped
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 
 
-class LLM(Front):
-    """A diffusion language model that answers prompts; takes the arguments of `Front`."""
+class LLM(BaseLLM):
+    """A diffusion language model that answers prompts; takes the arguments of `BaseLLM`."""
 
     def generate(
         self,
@@ -88,7 +88,7 @@ class LLM(Front):
         if not length:
             return model.embedding.weight.new_empty(0, model.shape.vocab)
         edges = [*range(0, length, block or max(1, length)), length]
-        spans = [Span(low, high, slice(0, high)) for low, high in itertools.pairwise(edges)]
+        spans = [Segment(low, high, slice(0, high)) for low, high in itertools.pairwise(edges)]
         groups = grouped(spans, ids.device)
         # Not inference_mode: callers may want to change the logits in place.
         with torch.no_grad():

@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from dinfer.engine.pool import Pool
-from dinfer.engine.sequence import Sequence
+from dinfer.engine.sequence import SequenceState
+from dinfer.kv.pool import KVCachePool
 
 
 class Scheduler:
@@ -15,16 +15,16 @@ class Scheduler:
     than a few steps.
     """
 
-    def __init__(self, pool: Pool, max_sequences: int, max_rows: int) -> None:
+    def __init__(self, pool: KVCachePool, max_sequences: int, max_rows: int) -> None:
         self.pool, self.max_sequences, self.max_rows = pool, max_sequences, max_rows
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceState) -> None:
         """Queues a sequence."""
         self.waiting.append(sequence)
 
-    def pick(self) -> list[Sequence]:
+    def pick(self) -> list[SequenceState]:
         """Admits what fits, then chooses the sequences of this step; each has its plan. Those with
         no work are left in `running` without one, for the engine to finish."""
         while self.waiting and len(self.running) < self.max_sequences:
@@ -32,7 +32,7 @@ class Scheduler:
                 break
             self.running.append(self.waiting.popleft())
         ready = sorted((s for s in self.running if s.advance()), key=lambda s: not s.is_new)
-        batch: list[Sequence] = []
+        batch: list[SequenceState] = []
         rows = 0
         for sequence in ready:
             if not batch or rows + sequence.rows <= self.max_rows:
@@ -43,30 +43,30 @@ class Scheduler:
             self.running.sort(key=lambda s: id(s) in chosen)
         return batch
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit(self, sequence: SequenceState) -> bool:
         """Gives a sequence its pages: those that hold the beginning of its text, and fresh ones. A
         short beginning is copied, since every step would gather what does not lie in one run.
         """
-        prefixes, needed = self.pool.prefixes, sequence.pages_needed
-        known = prefixes.find(sequence.opening) if prefixes and sequence.reuses else []
-        if 0 < len(known) <= needed / 2 and (pages := self.pool.take_run(needed, known)):
+        prefix_cache, needed = self.pool.prefix_cache, sequence.pages_needed
+        known = prefix_cache.match(sequence.opening) if prefix_cache and sequence.reuses else []
+        if 0 < len(known) <= needed / 2 and (pages := self.pool.allocate_contiguous(needed, known)):
             sequence.place(pages, len(known))
             return True
-        self.pool.share(known)  # before taking, which may drop what nobody uses
-        fresh = self.pool.take(needed - len(known))
+        self.pool.incref(known)  # before taking, which may drop what nobody uses
+        fresh = self.pool.allocate(needed - len(known))
         if fresh is None:
-            self.pool.give_back(known)
+            self.pool.free_pages(known)
             return False
         sequence.place(known + fresh, len(known))
         return True
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Takes a sequence out, wherever it is, and frees its pages."""
         if sequence in self.running:
             self.running.remove(sequence)
-            if self.pool.prefixes and sequence.reuses:
-                self.pool.prefixes.keep(sequence.final_text, sequence.pages)
-            self.pool.give_back(sequence.pages)
+            if self.pool.prefix_cache and sequence.reuses:
+                self.pool.prefix_cache.insert(sequence.final_text, sequence.pages)
+            self.pool.free_pages(sequence.pages)
             sequence.pages = []
         elif sequence in self.waiting:
             self.waiting.remove(sequence)

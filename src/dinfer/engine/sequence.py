@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dinfer.canvas import Canvas
-from dinfer.engine.chances import Chances
+from dinfer.engine.logprobs import Logprobs
 from dinfer.request import FinishReason, Request, Stats
 from dinfer.step import (
     PAGE,
@@ -20,7 +20,7 @@ from dinfer.step import (
     Decoder,
     Growth,
     Iteration,
-    Seen,
+    ProposalView,
     StepPlan,
     Window,
     WindowState,
@@ -41,14 +41,14 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockTable:
     """Where one run of a canvas has its keys and values: position p in `slots[p]`, [L] int64."""
 
     slots: npt.NDArray[np.int64]
     in_one_run: bool
 
     @classmethod
-    def of(cls, pages: list[int], length: int) -> "Place":
+    def of(cls, pages: list[int], length: int) -> "BlockTable":
         """Position p lies in slot `pages[p // PAGE] * PAGE + p % PAGE`."""
         table = np.array(pages, dtype=np.int64)[:, None] * PAGE + np.arange(PAGE)
         slots = table.reshape(-1)[:length]
@@ -56,7 +56,7 @@ class Place:
 
 
 @dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """Canvas, strategies with their states, pages, and what has been given out so far.
 
     settled: positions before it never change again; told: those before it were made into text.
@@ -74,7 +74,7 @@ class Sequence:
     states: list[WindowState] = field(default_factory=list)
     plan: StepPlan | None = None
     pages: list[int] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[BlockTable] = field(default_factory=list)
     settled: int = 0
     told: int = 0
     held_open: bool = False
@@ -90,7 +90,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.settled = self.told = self.canvas.answer
         self.canvas.revisable = not self.strategy.decoder.monotone
-        self.chances = Chances(self.canvas.ceiling, self.request.params)
+        self.chances = Logprobs(self.canvas.ceiling, self.request.params)
         if begin := self._hook("begin"):
             begin(self.canvas)
 
@@ -196,7 +196,7 @@ class Sequence:
         self.canvas.stale[: known * PAGE] = False
         share = len(pages) // self.runs
         parts = [pages[i * share : (i + 1) * share] for i in range(self.runs)]
-        self.places = [Place.of(part, self.canvas.ceiling) for part in parts]
+        self.places = [BlockTable.of(part, self.canvas.ceiling) for part in parts]
         self.admitted = time.perf_counter()
 
     def advance(self) -> bool:
@@ -231,7 +231,7 @@ class Sequence:
         """Whether the iteration wants to see the proposals of this step."""
         return self._narrows or self._grows
 
-    def consider(self, seen: Seen) -> None:
+    def consider(self, seen: ProposalView) -> None:
         """Shows the iteration the proposals for the positions `asked`."""
         if self._narrows:
             self._narrow(seen)
@@ -258,7 +258,7 @@ class Sequence:
         self.states, self.cache_state.window = [], None
         return old + count, np.setdiff1d(old, old + count)
 
-    def _narrow(self, seen: Seen) -> None:
+    def _narrow(self, seen: ProposalView) -> None:
         """Ends a window that just opened sooner. No new one opens by that: its rows have run."""
         window = self.window
         assert window is not None

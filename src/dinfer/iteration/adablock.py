@@ -8,7 +8,7 @@ import numpy as np
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
-from dinfer.step import Seen, Window
+from dinfer.step import ProposalView, Window
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AdaBlock:
     def _look(self, canvas: Canvas) -> int:
         return int(self.part * (len(canvas) - canvas.answer))
 
-    def narrow(self, canvas: Canvas, window: Window, seen: Seen) -> int:
+    def narrow(self, canvas: Canvas, window: Window, seen: ProposalView) -> int:
         """Where the block ends."""
         near = seen.positions < window.start + self._look(canvas)
         ends = near & (seen.tokens == self.delimiter) & (seen.confidence >= self.threshold)

@@ -8,7 +8,7 @@ import numpy as np
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
 from dinfer.iteration.blockwise import Blockwise
-from dinfer.step import Growth, Seen, Window
+from dinfer.step import Growth, ProposalView, Window
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Daedal:
         if self.initial and canvas.ends and canvas.block is None and not fixed:
             canvas.cut(min(canvas.answer + self.initial, len(canvas)))
 
-    def grow(self, canvas: Canvas, window: Window, seen: Seen) -> Growth | None:
+    def grow(self, canvas: Canvas, window: Window, seen: ProposalView) -> Growth | None:
         """Where masks are put in, the least sure position first."""
         room = canvas.ceiling - len(canvas)
         certain = self._certain(canvas, seen)
@@ -73,7 +73,7 @@ class Daedal:
         order = seen.confidence[unsure].argsort(kind="stable")
         return Growth(tuple(seen.positions[unsure][order].tolist()), count)
 
-    def _certain(self, canvas: Canvas, seen: Seen) -> float:
+    def _certain(self, canvas: Canvas, seen: ProposalView) -> float:
         """How sure the model is that the text ends within the canvas."""
         ends = np.isin(seen.tokens, list(canvas.ends)) & canvas.masked[seen.positions]
         return float(seen.confidence[ends][-self.tail :].sum()) / self.tail

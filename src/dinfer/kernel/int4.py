@@ -16,7 +16,7 @@ _AT_ONCE, _TILE = 1 << 20, 64
 """Weights, and rows, that are laid out anew together."""
 
 
-def quantise_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def quantize_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Codes [..., D/2] (uint8) and scales [..., D/group, 2]: the range of each group is cut into 15
     equal steps.
     """
@@ -36,7 +36,7 @@ def codes_of(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
-def dequantise_groups(packed: Tensor, scales: Tensor) -> Tensor:
+def dequantize_groups(packed: Tensor, scales: Tensor) -> Tensor:
     """Weights [..., D] in the dtype of the scales."""
     codes = codes_of(packed)
     grouped = codes.reshape(*scales.shape[:-1], codes.shape[-1] // scales.shape[-2])
@@ -45,7 +45,7 @@ def dequantise_groups(packed: Tensor, scales: Tensor) -> Tensor:
 
 def linear_int4_reference(x_TD: Tensor, codes_OD: Tensor, scales_OG: Tensor) -> Tensor:
     """The product with the weights written out."""
-    weight = dequantise_groups(codes_OD, scales_OG.float())
+    weight = dequantize_groups(codes_OD, scales_OG.float())
     return (x_TD.float() @ weight.t()).to(x_TD.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Products with int8 weights and rows: both are quantised symmetrically, one scale each per row.
+"""Products with int8 weights and rows: both are quantized symmetrically, one scale each per row.
 
 T rows, D in, O out. `y = (q_x q_w^T) * scale_x * scale_w`, sums exact in 32-bit integers.
 """
@@ -16,7 +16,7 @@ _LEAST_ROWS = 32
 """CUDA's integer product takes more than 16 rows, in whole tiles."""
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in -127..127 (int8, x's shape) and scales (float32, without the last axis)."""
     wide = x.float()
     # A row of zeros keeps a scale that can be divided by.
@@ -26,7 +26,7 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def linear_int8_reference(x_TD: Tensor, codes_OD: Tensor, scales_O: Tensor) -> Tensor:
     """The formula of the module, as it stands."""
-    rows, scales_T = quantise_rows(x_TD)
+    rows, scales_T = quantize_rows(x_TD)
     sums = rows.double() @ codes_OD.double().t()
     return (sums * scales_T[:, None] * scales_O).to(x_TD.dtype)
 
@@ -53,7 +53,7 @@ def has_int8_instructions() -> bool:
 
 def linear_int_mm(x_TD: Tensor, codes_OD: Tensor, scales_O: Tensor) -> Tensor:
     """Through torch's own integer product: any CPU, and CUDA with sizes in multiples of 8."""
-    rows, scales_T = quantise_rows(x_TD)
+    rows, scales_T = quantize_rows(x_TD)
     missing = -len(rows) % _LEAST_ROWS if rows.is_cuda else 0
     padded = torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
     sums = torch._int_mm(padded, codes_OD.t())[: len(rows)]
@@ -61,7 +61,7 @@ def linear_int_mm(x_TD: Tensor, codes_OD: Tensor, scales_O: Tensor) -> Tensor:
 
 
 def _linear_onednn(x_TD: Tensor, packed: Tensor, scales_O: Tensor) -> Tensor:
-    rows, scales_T = quantise_rows(x_TD)
+    rows, scales_T = quantize_rows(x_TD)
     # Unsigned rows, 128 higher: without AMX the instructions take one side unsigned, and signed
     # rows fall to a path a thousand times slower. Flipping the top bit adds the 128.
     raised, one, zero = rows.view(torch.uint8).bitwise_xor_(_ZERO), 1.0, 0

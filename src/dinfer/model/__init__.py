@@ -1,3 +1,3 @@
 """Model families, one file each; `architectures[0]` of config.json chooses (see
-`dinfer.engine.load`).
+`dinfer.loader.load`).
 """

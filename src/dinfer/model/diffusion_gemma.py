@@ -7,10 +7,10 @@ from typing import Any
 
 from dinfer.config import ids, number, refuse, whole
 from dinfer.errors import CheckpointError
-from dinfer.nn.gemma import ACTIVATION, Gemma, GemmaShape
+from dinfer.nn.gemma import ACTIVATION, Gemma, GemmaConfig
 from dinfer.nn.moe import Mixture, Softmax
-from dinfer.nn.weights import Slot
-from dinfer.step import Facts
+from dinfer.nn.weight_map import WeightSlot
+from dinfer.step import ModelInfo
 
 ARCHITECTURES = ("DiffusionGemmaForBlockDiffusion",)
 UNUSED = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
@@ -19,7 +19,7 @@ UNUSED = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 Model = Gemma
 
 
-def shape(config: dict[str, Any]) -> GemmaShape:
+def shape(config: dict[str, Any]) -> GemmaConfig:
     """Sizes from `text_config`; settings that the stack does not have are refused."""
     refuse(config, {"tie_word_embeddings": True})
     text = config.get("text_config")
@@ -39,7 +39,7 @@ def shape(config: dict[str, Any]) -> GemmaShape:
     sizes = _full_sizes(text, full)
     full_size = whole(sizes, "head_dim", head_size)
     sliding, wide = _rotary(text)
-    return GemmaShape(
+    return GemmaConfig(
         vocab=whole(text, "vocab_size"),
         hidden=whole(text, "hidden_size"),
         layers=layers,
@@ -105,11 +105,11 @@ def _rotary(text: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return sliding, full
 
 
-def facts(config: dict[str, Any]) -> Facts:
+def facts(config: dict[str, Any]) -> ModelInfo:
     """A canvas of `canvas_length` random tokens follows the prompt, or the canvas before it."""
     length = whole(config, "canvas_length", 256)
     text = config["text_config"]
-    return Facts(
+    return ModelInfo(
         mask_id=None,
         eos_ids=ids(text, "eos_token_id", 1),
         block_length=length,
@@ -130,7 +130,7 @@ _DECODER = {
 }
 
 
-def tuned(facts: Facts, generation: dict[str, Any]) -> Facts:
+def tuned(facts: ModelInfo, generation: dict[str, Any]) -> ModelInfo:
     """The facts with the sampler's settings that generation_config.json gives."""
     given = {option: generation.get(key) for option, key in _DECODER.items()}
     given["bound"] = (generation.get("sampler_config") or {}).get("entropy_bound")
@@ -149,30 +149,30 @@ _NORMS = {
 }
 
 
-def slots(shape: GemmaShape) -> dict[str, Slot]:
+def slots(shape: GemmaConfig) -> dict[str, WeightSlot]:
     """Official tensor names; the file holds the weights that text and canvas share once."""
     decoder = "model.decoder."
     table = {
-        decoder + "embed_tokens.weight": Slot("embedding.weight"),
-        decoder + "norm.weight": Slot("norm.weight"),
-        decoder + "self_conditioning.pre_norm.weight": Slot("conditioning.norm.weight"),
+        decoder + "embed_tokens.weight": WeightSlot("embedding.weight"),
+        decoder + "norm.weight": WeightSlot("norm.weight"),
+        decoder + "self_conditioning.pre_norm.weight": WeightSlot("conditioning.norm.weight"),
     }
     table |= _mlp_slots(decoder + "self_conditioning.", "conditioning.mlp.", shape.intermediate)
     for i in range(shape.layers):
         scalar = f"model.encoder.language_model.layers.{i}.layer_scalar"
         table |= _layer_slots(shape, i, f"{decoder}layers.{i}.")
-        table[scalar] = Slot(f"layers.{i}.text_scalar")
+        table[scalar] = WeightSlot(f"layers.{i}.text_scalar")
     return table
 
 
-def _layer_slots(shape: GemmaShape, number: int, official: str) -> dict[str, Slot]:
+def _layer_slots(shape: GemmaConfig, number: int, official: str) -> dict[str, WeightSlot]:
     ours, (kv_heads, size) = f"layers.{number}.", shape.kv_at(number)
     q, kv = shape.heads * size, kv_heads * size
     rows = {"q": (0, q), "k": (q, q + kv), "v": (q + kv, q + 2 * kv)}
     if number in shape.full:
         del rows["v"]
     table = {
-        f"{official}self_attn.{x}_proj.weight": Slot(f"{ours}attention.qkv.weight", part)
+        f"{official}self_attn.{x}_proj.weight": WeightSlot(f"{ours}attention.qkv.weight", part)
         for x, part in rows.items()
     }
     names = {
@@ -187,13 +187,13 @@ def _layer_slots(shape: GemmaShape, number: int, official: str) -> dict[str, Slo
         "layer_scalar": "scalar",
     }
     names |= {f"{theirs}.weight": f"norms.{x}.weight" for x, theirs in _NORMS.items()}
-    table |= {official + theirs: Slot(ours + name) for theirs, name in names.items()}
+    table |= {official + theirs: WeightSlot(ours + name) for theirs, name in names.items()}
     return table | _mlp_slots(official + "mlp.", ours + "mlp.", shape.intermediate)
 
 
-def _mlp_slots(official: str, ours: str, wide: int) -> dict[str, Slot]:
+def _mlp_slots(official: str, ours: str, wide: int) -> dict[str, WeightSlot]:
     return {
-        f"{official}gate_proj.weight": Slot(ours + "gate_up.weight", (0, wide)),
-        f"{official}up_proj.weight": Slot(ours + "gate_up.weight", (wide, 2 * wide)),
-        f"{official}down_proj.weight": Slot(ours + "down.weight"),
+        f"{official}gate_proj.weight": WeightSlot(ours + "gate_up.weight", (0, wide)),
+        f"{official}up_proj.weight": WeightSlot(ours + "gate_up.weight", (wide, 2 * wide)),
+        f"{official}down_proj.weight": WeightSlot(ours + "down.weight"),
     }

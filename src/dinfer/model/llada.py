@@ -3,15 +3,15 @@
 from typing import Any
 
 from dinfer.config import ids, number, refuse, whole
-from dinfer.nn.transformer import Shape, Transformer
-from dinfer.nn.weights import Slot, layer_slots
-from dinfer.step import Facts
+from dinfer.nn.transformer import ModelConfig, Transformer
+from dinfer.nn.weight_map import WeightSlot, layer_slots
+from dinfer.step import ModelInfo
 
 ARCHITECTURES = ("LLaDAModelLM",)
 Model = Transformer
 
 
-def shape(config: dict[str, Any]) -> Shape:
+def shape(config: dict[str, Any]) -> ModelConfig:
     """Sizes from the OLMo-style keys of config.json; settings that the stack does not have are
     refused.
     """
@@ -29,7 +29,7 @@ def shape(config: dict[str, Any]) -> Shape:
     }
     refuse(config, expected)
     hidden, heads = whole(config, "d_model"), whole(config, "n_heads")
-    return Shape(
+    return ModelConfig(
         vocab=whole(config, "embedding_size", config.get("vocab_size")),
         hidden=hidden,
         layers=whole(config, "n_layers"),
@@ -44,11 +44,11 @@ def shape(config: dict[str, Any]) -> Shape:
     )
 
 
-def facts(config: dict[str, Any]) -> Facts:
+def facts(config: dict[str, Any]) -> ModelInfo:
     """LLaDA counts blocks from the end of the prompt; any block length works, 32 is the instruct
     default.
     """
-    return Facts(
+    return ModelInfo(
         mask_id=config.get("mask_token_id", 126336),
         eos_ids=ids(config, "eos_token_id", 126081),
         block_length=None,
@@ -72,16 +72,16 @@ _LAYER = {
 }
 
 
-def slots(shape: Shape) -> dict[str, Slot]:
+def slots(shape: ModelConfig) -> dict[str, WeightSlot]:
     """Official tensor names. `ff_out` is the down projection inside a block and the head at the
     top.
     """
     table = {
-        "model.transformer.wte.weight": Slot("embedding.weight"),
-        "model.transformer.ln_f.weight": Slot("norm.weight"),
+        "model.transformer.wte.weight": WeightSlot("embedding.weight"),
+        "model.transformer.ln_f.weight": WeightSlot("norm.weight"),
     }
     if not shape.tied:
-        table["model.transformer.ff_out.weight"] = Slot("head.weight")
+        table["model.transformer.ff_out.weight"] = WeightSlot("head.weight")
     for i in range(shape.layers):
         names = {
             noun: f"model.transformer.blocks.{i}.{name}.weight" for noun, name in _LAYER.items()

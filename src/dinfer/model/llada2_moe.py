@@ -5,17 +5,17 @@
 from typing import Any
 
 from dinfer.config import ids, number, refuse, whole
-from dinfer.nn.layout import EXPERTS, MLP, NORMS, shape_of, slots_of
+from dinfer.nn.hf_layout import EXPERTS, MLP, NORMS, shape_of, slots_of
 from dinfer.nn.moe import GroupedSigmoid, Mixture
-from dinfer.nn.transformer import Shape, Transformer
-from dinfer.nn.weights import Slot
-from dinfer.step import Facts
+from dinfer.nn.transformer import ModelConfig, Transformer
+from dinfer.nn.weight_map import WeightSlot
+from dinfer.step import ModelInfo
 
 ARCHITECTURES = ("LLaDA2MoeModelLM",)
 Model = Transformer
 
 
-def shape(config: dict[str, Any]) -> Shape:
+def shape(config: dict[str, Any]) -> ModelConfig:
     """Sizes from config.json; the rotary embedding turns only a part of each head's channels."""
     expected = {
         "use_bias": False,
@@ -49,12 +49,12 @@ def shape(config: dict[str, Any]) -> Shape:
     )
 
 
-def facts(config: dict[str, Any]) -> Facts:
+def facts(config: dict[str, Any]) -> ModelInfo:
     """Block length and mask id are those of the released code and tokenizer; config.json holds
     neither.
     """
     block = whole(config, "block_length", 32)
-    return Facts(
+    return ModelInfo(
         mask_id=config.get("mask_token_id", 156895),
         eos_ids=ids(config, "eos_token_id", 156892),
         block_length=block,
@@ -74,7 +74,7 @@ _ATTENTION = {
 _SHARED = {f"shared_{x}": f"mlp.shared_experts.{x}_proj.weight" for x in ("gate", "up", "down")}
 
 
-def slots(shape: Shape) -> dict[str, Slot]:
+def slots(shape: ModelConfig) -> dict[str, WeightSlot]:
     """Official tensor names; q, k and v lie in one tensor."""
     layer = _ATTENTION | NORMS | MLP | EXPERTS | _SHARED
     if shape.mixture and shape.mixture.biased:

@@ -7,17 +7,17 @@ from typing import Any
 
 from dinfer.config import ids, number, refuse, whole
 from dinfer.errors import CheckpointError
-from dinfer.nn.layout import ATTENTION, EXPERTS, NORMS, QK_NORMS, shape_of, slots_of
+from dinfer.nn.hf_layout import ATTENTION, EXPERTS, NORMS, QK_NORMS, shape_of, slots_of
 from dinfer.nn.moe import Mixture, Softmax
-from dinfer.nn.transformer import Shape, Transformer
-from dinfer.nn.weights import Slot
-from dinfer.step import Facts
+from dinfer.nn.transformer import ModelConfig, Transformer
+from dinfer.nn.weight_map import WeightSlot
+from dinfer.step import ModelInfo
 
 ARCHITECTURES = ("LLaDAMoEModelLM", "LLaDAMoEModel")
 Model = Transformer
 
 
-def shape(config: dict[str, Any]) -> Shape:
+def shape(config: dict[str, Any]) -> ModelConfig:
     """Sizes from config.json. The official code never rescales the weights of the chosen experts,
     whatever `norm_topk_prob` says.
     """
@@ -50,9 +50,9 @@ def shape(config: dict[str, Any]) -> Shape:
     )
 
 
-def facts(config: dict[str, Any]) -> Facts:
+def facts(config: dict[str, Any]) -> ModelInfo:
     """The mask id is that of the released tokenizer; config.json does not hold it."""
-    return Facts(
+    return ModelInfo(
         mask_id=config.get("mask_token_id", 156895),
         eos_ids=ids(config, "eos_token_id", 156892),
         block_length=None,
@@ -63,6 +63,6 @@ def facts(config: dict[str, Any]) -> Facts:
     )
 
 
-def slots(shape: Shape) -> dict[str, Slot]:
+def slots(shape: ModelConfig) -> dict[str, WeightSlot]:
     """Official tensor names."""
     return slots_of(shape, ATTENTION | QK_NORMS | NORMS | EXPERTS)

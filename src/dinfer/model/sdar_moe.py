@@ -4,17 +4,17 @@ from typing import Any
 
 from dinfer.config import refuse, whole
 from dinfer.model import sdar
-from dinfer.nn.layout import ATTENTION, EXPERTS, NORMS, QK_NORMS, shape_of, slots_of
+from dinfer.nn.hf_layout import ATTENTION, EXPERTS, NORMS, QK_NORMS, shape_of, slots_of
 from dinfer.nn.moe import Mixture, Softmax
-from dinfer.nn.transformer import Shape, Transformer
-from dinfer.nn.weights import Slot
+from dinfer.nn.transformer import ModelConfig, Transformer
+from dinfer.nn.weight_map import WeightSlot
 
 ARCHITECTURES = ("SDARMoeForCausalLM",)
 Model = Transformer
 facts = sdar.facts
 
 
-def shape(config: dict[str, Any]) -> Shape:
+def shape(config: dict[str, Any]) -> ModelConfig:
     """Sizes from the Qwen3-MoE-style keys of config.json; every layer has experts."""
     refuse(config, {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []})
     routing = Softmax(
@@ -26,6 +26,6 @@ def shape(config: dict[str, Any]) -> Shape:
     return shape_of(config, qk_norm=True, mixture=mixture)
 
 
-def slots(shape: Shape) -> dict[str, Slot]:
+def slots(shape: ModelConfig) -> dict[str, WeightSlot]:
     """Official tensor names (Qwen3-MoE layout)."""
     return slots_of(shape, ATTENTION | QK_NORMS | NORMS | EXPERTS)

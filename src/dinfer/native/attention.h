@@ -20,7 +20,7 @@ struct Task {  // queries first..last (by row, then by head of the group) of one
   int64_t span, head, first, last;
 };
 
-struct Span {           // as engine/dense.py lays them out
+struct Span {           // as runner/native_cpu.py lays them out
   int64_t start, stop;  // rows
   int64_t
       slot;  // of a run its first slot; else -1 less the place in `listed` where its slots begin

@@ -50,7 +50,7 @@ def packed(weight_OD: Tensor) -> Tensor:
 
 
 class Product:
-    """`x -> x W^T` for bfloat16 rows, as the layers of `nn/quantised.py` call it."""
+    """`x -> x W^T` for bfloat16 rows, as the layers of `nn/quantized.py` call it."""
 
     def __init__(self, codes_OD: Tensor, scales_O: Tensor) -> None:
         self.outputs, self.inputs = codes_OD.shape
@@ -105,8 +105,8 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Laid:
-    """A scheme of `nn/quantised.py` whose weights (bfloat16 or int8 codes) are laid out so."""
+class PrepackedScheme:
+    """A scheme of `nn/quantized.py` whose weights (bfloat16 or int8 codes) are laid out so."""
 
     scheme: Any
     head: ClassVar[bool] = True
@@ -121,9 +121,9 @@ class Laid:
         room: tuple[Tensor, Tensor] = self.scheme.empty(*shape)
         return room
 
-    def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As the scheme."""
-        found: tuple[Tensor, Tensor] = self.scheme.quantise(weight)
+        found: tuple[Tensor, Tensor] = self.scheme.quantize(weight)
         return found
 
     def product(self, codes: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:

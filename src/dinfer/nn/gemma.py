@@ -15,7 +15,7 @@ from dinfer.nn.mlp import GatedMLP
 from dinfer.nn.moe import Experts, Mixture
 from dinfer.nn.norm import RMSNorm, unit
 from dinfer.nn.rope import Rotary, rotary_table, rotate
-from dinfer.nn.transformer import Shape, Transformer
+from dinfer.nn.transformer import ModelConfig, Transformer
 
 ACTIVATION = "gelu_pytorch_tanh"
 NORMS = ("attention", "attention_out", "mlp", "mlp_out", "experts", "experts_out", "out")
@@ -23,7 +23,7 @@ NORMS = ("attention", "attention_out", "mlp", "mlp_out", "experts", "experts_out
 
 
 @dataclass(frozen=True)
-class GemmaShape(Shape):
+class GemmaConfig(ModelConfig):
     """Sizes; those of Shape are the sliding layers'.
 
     full: numbers of the layers with full attention, which have sizes and rotary rates of their own
@@ -62,7 +62,7 @@ class Attention(nn.Module):
     v, it is k before its norm.
     """
 
-    def __init__(self, shape: GemmaShape, number: int) -> None:
+    def __init__(self, shape: GemmaConfig, number: int) -> None:
         super().__init__()
         self.heads, self.eps = shape.heads, shape.norm_eps
         self.kv_heads, self.head_size = shape.kv_at(number)
@@ -88,7 +88,7 @@ class Router(nn.Module):
     once more.
     """
 
-    def __init__(self, shape: GemmaShape, mixture: Mixture) -> None:
+    def __init__(self, shape: GemmaConfig, mixture: Mixture) -> None:
         super().__init__()
         self.routing, self.eps = mixture.routing, shape.norm_eps
         experts, size = mixture.experts, shape.hidden
@@ -108,7 +108,7 @@ class Layer(nn.Module):
     whole is scaled by a number that is another one for open rows than for text.
     """
 
-    def __init__(self, shape: GemmaShape, number: int) -> None:
+    def __init__(self, shape: GemmaConfig, number: int) -> None:
         super().__init__()
         assert shape.mixture is not None
         self.attention = Attention(shape, number)
@@ -134,7 +134,7 @@ class Layer(nn.Module):
 class Head(Linear):
     """Logits in float32, kept within `cap`: `cap * tanh(x / cap)`."""
 
-    def __init__(self, shape: GemmaShape) -> None:
+    def __init__(self, shape: GemmaConfig) -> None:
         super().__init__(shape.hidden, shape.vocab)
         self.cap = shape.softcap
 
@@ -153,7 +153,7 @@ class Head(Linear):
 class SelfConditioning(nn.Module):
     """`norm(x + mlp(norm(soft)))`, the second norm without a weight."""
 
-    def __init__(self, shape: GemmaShape) -> None:
+    def __init__(self, shape: GemmaConfig) -> None:
         super().__init__()
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.mlp = GatedMLP(shape.hidden, shape.intermediate, ACTIVATION)
@@ -165,16 +165,16 @@ class SelfConditioning(nn.Module):
 class Gemma(Transformer):
     """The stack. The encoder of the released code is the same stack over text."""
 
-    shape: GemmaShape
+    shape: GemmaConfig
     conditioned = True
 
-    def __init__(self, shape: GemmaShape) -> None:
+    def __init__(self, shape: GemmaConfig) -> None:
         super().__init__(shape)
         self.head = Head(shape)
         self.head.weight = self.embedding.weight
         self.conditioning = SelfConditioning(shape)
 
-    def layer(self, shape: GemmaShape, number: int) -> nn.Module:
+    def layer(self, shape: GemmaConfig, number: int) -> nn.Module:
         """A layer of the stack."""
         return Layer(shape, number)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dinfer.kernel.experts import grouped_linear
+from dinfer.kernel.grouped_gemm import grouped_linear
 
 
 class Linear(nn.Linear):

@@ -1,4 +1,4 @@
-"""Plain weights in the layout of oneDNN's products, as a scheme of `nn/quantised.py`.
+"""Plain weights in the layout of oneDNN's products, as a scheme of `nn/quantized.py`.
 
 A product of a few rows with weights as they come lays them out anew each time, or goes through a
 library tuned for another maker's CPU: for the bundled models on an AMD CPU, packed ones take
@@ -41,7 +41,7 @@ class Packed:
         """Room for a weight."""
         return torch.empty(shape), torch.empty(*shape[:-1], 0)
 
-    def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The weight itself."""
         return weight, weight.new_empty(*weight.shape[:-1], 0)
 

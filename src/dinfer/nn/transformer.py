@@ -19,7 +19,7 @@ from dinfer.nn.rope import Rotary, rotary_table
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelConfig:
     """Sizes of a stack.
 
     qk_norm: per-head RMS norm of q and k before the rotary embedding. qkv_bias: q, k and v have
@@ -73,7 +73,7 @@ class Shape:
 class Layer(nn.Module):
     """`x += attention(norm x)`, `x += mlp(norm x)`."""
 
-    def __init__(self, shape: Shape, number: int) -> None:
+    def __init__(self, shape: ModelConfig, number: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
         eps = shape.norm_eps if shape.qk_norm else None
@@ -104,7 +104,7 @@ class Transformer(nn.Module):
 
     conditioned = False
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = Embedding(shape.vocab, shape.hidden)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dinfer.errors import RequestError
-from dinfer.kernel.int4 import Product, int4_product, quantise_groups
+from dinfer.kernel.int4 import Product, int4_product, quantize_groups
 
 GROUPS = (32, 64, 128, 256)
 
@@ -18,7 +18,7 @@ GROUPS = (32, 64, 128, 256)
 class Int4:
     """Half a byte a weight, and a bfloat16 scale and zero for every `group` of them.
 
-    Layers whose rows are no multiple of the group stay unquantised.
+    Layers whose rows are no multiple of the group stay unquantized.
     """
 
     group: int = 64
@@ -42,9 +42,9 @@ class Int4:
             torch.empty(*lead, size // self.group, 2, dtype=torch.bfloat16),
         )
 
-    def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scales of a weight."""
-        return quantise_groups(weight, self.group)
+        return quantize_groups(weight, self.group)
 
     def product(self, codes: Tensor, scales: Tensor) -> Product:
         """`x -> x W^T`."""

@@ -1,4 +1,4 @@
-"""int8 weights with rows quantised on the way in (LLM.int8's row-wise scales, arXiv 2208.07339,
+"""int8 weights with rows quantized on the way in (LLM.int8's row-wise scales, arXiv 2208.07339,
 without its outliers).
 """
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dinfer.kernel.int8 import Product, int8_product, quantise_rows
+from dinfer.kernel.int8 import Product, int8_product, quantize_rows
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Int8:
         """Room for the codes and scales of a weight."""
         return torch.empty(shape, dtype=torch.int8), torch.empty(shape[:-1], dtype=torch.float32)
 
-    def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scales of a weight."""
-        return quantise_rows(weight)
+        return quantize_rows(weight)
 
     def product(self, codes: Tensor, scales: Tensor) -> Product:
         """`x -> x W^T`."""

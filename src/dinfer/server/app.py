@@ -7,12 +7,13 @@ from fastapi import FastAPI
 
 from dinfer import __version__
 from dinfer.engine.async_llm import AsyncLLM
-from dinfer.server import about, chat, completion, infill, operate, page, refusal, tokens
-from dinfer.server.access import Access
-from dinfer.server.gate import Gate
+from dinfer.server import api_error, chat, completion, health, infill, tokens, web_ui
+from dinfer.server import models as model_routes
+from dinfer.server.admission import Admission
+from dinfer.server.api_error import ErrorReply
+from dinfer.server.app_state import AppState, Settings
+from dinfer.server.auth import Access
 from dinfer.server.metrics import Metrics
-from dinfer.server.refusal import ErrorReply
-from dinfer.server.site import Settings, Site
 
 REFUSALS = {
     400: "A field is wrong; the error names it.",
@@ -30,7 +31,7 @@ def create_app(models: Mapping[str, AsyncLLM], settings: Settings | None = None)
     them. `app.state.site` holds what it is made of.
     """
     chosen = settings or Settings()
-    site = Site(models, chosen, Gate(chosen.deadline), Metrics(models))
+    site = AppState(models, chosen, Admission(chosen.deadline), Metrics(models))
     app = FastAPI(
         title="dInfer",
         version=__version__,
@@ -41,10 +42,10 @@ def create_app(models: Mapping[str, AsyncLLM], settings: Settings | None = None)
     )
     app.state.site = site
     app.add_middleware(Access, site=site)
-    refusal.add_to(app)
-    for part in (completion, chat, infill, tokens, about, operate):
+    api_error.add_to(app)
+    for part in (completion, chat, infill, tokens, model_routes, health):
         part.add_to(app, site)
-    page.add_to(app)
+    web_ui.add_to(app)
     _without_422(app)
     return app
 

@@ -10,13 +10,13 @@ from starlette.concurrency import run_in_threadpool
 
 from dinfer.engine.async_llm import AsyncLLM
 from dinfer.request import Output
-from dinfer.server.fields import Answering, Finish, StatsBody, Strict, UsageBody
-from dinfer.server.form import Chunk, Form
-from dinfer.server.refusal import Refusal, naming
-from dinfer.server.reply import STREAMED, Reply
-from dinfer.server.room import answer_length
-from dinfer.server.site import Site
-from dinfer.step import TOP
+from dinfer.server.api_error import APIError, naming
+from dinfer.server.app_state import AppState
+from dinfer.server.default_length import answer_length
+from dinfer.server.formatter import Chunk, ResponseFormatter
+from dinfer.server.schemas import Answering, Finish, StatsBody, Strict, UsageBody
+from dinfer.server.streaming_reply import STREAMED, StreamingReply
+from dinfer.step import NUM_TOP
 
 
 class TextPart(Strict):
@@ -66,7 +66,7 @@ class ChatBody(Answering):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=TOP)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=NUM_TOP)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
@@ -130,7 +130,7 @@ class ChatCompletion(BaseModel):
     usage: UsageBody
 
 
-class ChatForm(Form):
+class ChatFormatter(ResponseFormatter):
     """Words of /v1/chat/completions."""
 
     kind = "chat.completion.chunk"
@@ -192,19 +192,19 @@ def _delta(index: int, delta: dict[str, str]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def prepare(site: Site, body: ChatBody) -> ChatForm:
+def prepare(site: AppState, body: ChatBody) -> ChatFormatter:
     """The requests of a call. Raises Refusal."""
     name, llm = site.find(body.model)
     site.check_count(llm, body.n or 1)
     if body.top_logprobs and not body.logprobs:
-        raise Refusal(400, "top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
+        raise APIError(400, "top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
     ids = render(llm, body.messages, body.tools)
     length = _length(body) or answer_length(llm, len(ids))
     params = body.sampling(max_tokens=length, logprobs=bool(body.logprobs))
     with naming("messages"):
         requests = llm.prompts.complete(ids, params)
     site.check(llm, requests[0], "messages")
-    return ChatForm(name, llm, requests, body)
+    return ChatFormatter(name, llm, requests, body)
 
 
 def render(
@@ -216,7 +216,7 @@ def render(
         # Templates put these in as they are, unlike the contents.
         for field, given in [("tools", tools), *(("messages", m.extras()) for m in messages)]:
             if given and tokenizer.touches_added(json.dumps(given, ensure_ascii=False)):
-                raise Refusal(400, f"{field} holds text of a special token.", field)
+                raise APIError(400, f"{field} holds text of a special token.", field)
         return llm.prompts.chat([m.plain() for m in messages], tools=tools or None)
 
 
@@ -225,16 +225,16 @@ def _length(body: ChatBody) -> int | None:
         body.max_tokens != body.max_completion_tokens
     ):
         text = "max_tokens and max_completion_tokens differ; give one of them."
-        raise Refusal(400, text, "max_tokens", "invalid_value")
+        raise APIError(400, text, "max_tokens", "invalid_value")
     return body.max_completion_tokens or body.max_tokens
 
 
-def add_to(app: FastAPI, site: Site) -> None:
+def add_to(app: FastAPI, site: AppState) -> None:
     """Registers the endpoint."""
 
     @app.post(
         "/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED, tags=["OpenAI"]
     )
-    async def chat_completions(body: ChatBody) -> Reply:
+    async def chat_completions(body: ChatBody) -> StreamingReply:
         """Answers a conversation."""
-        return Reply(site, await run_in_threadpool(prepare, site, body))
+        return StreamingReply(site, await run_in_threadpool(prepare, site, body))

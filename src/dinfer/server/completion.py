@@ -10,13 +10,13 @@ from starlette.concurrency import run_in_threadpool
 
 from dinfer.engine.async_llm import AsyncLLM
 from dinfer.request import Output, Request
-from dinfer.server.fields import Answering, Finish, One, StatsBody, TokenIds, UsageBody
-from dinfer.server.form import Chunk, Form
-from dinfer.server.refusal import Refusal, naming
-from dinfer.server.reply import STREAMED, Reply
-from dinfer.server.room import answer_length
-from dinfer.server.site import Site
-from dinfer.step import TOP
+from dinfer.server.api_error import APIError, naming
+from dinfer.server.app_state import AppState
+from dinfer.server.default_length import answer_length
+from dinfer.server.formatter import Chunk, ResponseFormatter
+from dinfer.server.schemas import Answering, Finish, One, StatsBody, TokenIds, UsageBody
+from dinfer.server.streaming_reply import STREAMED, StreamingReply
+from dinfer.step import NUM_TOP
 
 Ids = Annotated[TokenIds, Field(min_length=1)]
 
@@ -34,7 +34,7 @@ class CompletionBody(Answering):
     )
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=TOP)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=NUM_TOP)] | None = None
     best_of: One | None = None
 
     def prompts(self) -> list[str | list[int]]:
@@ -76,7 +76,7 @@ class Completion(BaseModel):
 
 
 @dataclass
-class CompletionForm(Form):
+class CompletionFormatter(ResponseFormatter):
     """Words of /v1/completions. echoes: text before the answer of each choice."""
 
     echoes: Sequence[str] = ()
@@ -153,12 +153,12 @@ def _delta(index: int, text: str, logprobs: Any, reason: str | None) -> dict[str
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def prepare(site: Site, body: CompletionBody) -> CompletionForm:
+def prepare(site: AppState, body: CompletionBody) -> CompletionFormatter:
     """The requests of a call. Raises Refusal."""
     name, llm = site.find(body.model)
     if body.logprobs is not None and body.echo:
         text = "echo with logprobs is not possible: a prompt has no probabilities in such a model."
-        raise Refusal(400, text, "echo", "invalid_value")
+        raise APIError(400, text, "echo", "invalid_value")
     prompts = body.prompts()
     site.check_count(llm, len(prompts) * (body.n or 1))
     requests: list[Request] = []
@@ -167,11 +167,11 @@ def prepare(site: Site, body: CompletionBody) -> CompletionForm:
         made = _requests(site, llm, body, prompt)
         requests += made
         echoes += [_echo(llm, prompt) if body.echo else ""] * len(made)
-    return CompletionForm(name, llm, requests, body, echoes=echoes)
+    return CompletionFormatter(name, llm, requests, body, echoes=echoes)
 
 
 def _requests(
-    site: Site, llm: AsyncLLM, body: CompletionBody, prompt: str | list[int]
+    site: AppState, llm: AsyncLLM, body: CompletionBody, prompt: str | list[int]
 ) -> list[Request]:
     with naming("prompt"):
         ids = llm.prompts.ids(prompt)
@@ -194,10 +194,10 @@ def _echo(llm: AsyncLLM, prompt: str | list[int]) -> str:
         return llm.prompts.tokenizer.decode(prompt, skip_special=False)
 
 
-def add_to(app: FastAPI, site: Site) -> None:
+def add_to(app: FastAPI, site: AppState) -> None:
     """Registers the endpoint."""
 
     @app.post("/v1/completions", response_model=Completion, responses=STREAMED, tags=["OpenAI"])
-    async def completions(body: CompletionBody) -> Reply:
+    async def completions(body: CompletionBody) -> StreamingReply:
         """Continues text, or fills in before a suffix."""
-        return Reply(site, await run_in_threadpool(prepare, site, body))
+        return StreamingReply(site, await run_in_threadpool(prepare, site, body))

@@ -12,11 +12,11 @@ from starlette.concurrency import run_in_threadpool
 
 from dinfer.engine.async_llm import AsyncLLM
 from dinfer.request import Output, Request
-from dinfer.server.fields import Common, Finish, StatsBody, Strict, TokenIds, UsageBody
-from dinfer.server.form import Chunk, Form
-from dinfer.server.refusal import Refusal, naming
-from dinfer.server.reply import STREAMED, Reply
-from dinfer.server.site import Site
+from dinfer.server.api_error import APIError, naming
+from dinfer.server.app_state import AppState
+from dinfer.server.formatter import Chunk, ResponseFormatter
+from dinfer.server.schemas import Common, Finish, StatsBody, Strict, TokenIds, UsageBody
+from dinfer.server.streaming_reply import STREAMED, StreamingReply
 
 Span = tuple[int, int]
 """First position of a hole, counted from the answer's start, and its length."""
@@ -76,7 +76,7 @@ class Infill(BaseModel):
 
 
 @dataclass
-class InfillForm(Form):
+class InfillFormatter(ResponseFormatter):
     """Words of /v1/infill. pieces: the fixed text around the holes, None for a pinned canvas."""
 
     spans: Sequence[Span] = ()
@@ -143,22 +143,22 @@ class InfillForm(Form):
         )
 
 
-def prepare(site: Site, body: InfillBody) -> InfillForm:
+def prepare(site: AppState, body: InfillBody) -> InfillFormatter:
     """The requests of a call. Raises Refusal."""
     name, llm = site.find(body.model)
     site.check_count(llm, body.n or 1)
     if (body.text is None) == (body.pinned is None):
-        raise Refusal(400, "Give either text with holes or pinned.", "text", "invalid_value")
+        raise APIError(400, "Give either text with holes or pinned.", "text", "invalid_value")
     request, spans, pieces = (_from_pins if body.text is None else _from_text)(llm, body)
     site.check(llm, request, "text" if body.pinned is None else "pinned")
-    return InfillForm(name, llm, llm.prompts.copies(request), body, spans=spans, pieces=pieces)
+    return InfillFormatter(name, llm, llm.prompts.copies(request), body, spans=spans, pieces=pieces)
 
 
 def _from_text(llm: AsyncLLM, body: InfillBody) -> Layout:
     assert body.text is not None
     if body.max_tokens is not None:
         text = "max_tokens goes with pinned; a hole says its own size."
-        raise Refusal(400, text, "max_tokens", "invalid_value")
+        raise APIError(400, text, "max_tokens", "invalid_value")
     params = body.sampling(max_tokens=1, logprobs=True)
     with naming("text"):
         holes = llm.prompts.holes(body.text)
@@ -175,10 +175,10 @@ def _from_pins(llm: AsyncLLM, body: InfillBody) -> Layout:
     assert body.pinned is not None
     if body.max_tokens is None:
         text = "pinned needs max_tokens, the length of the canvas."
-        raise Refusal(400, text, "max_tokens", "invalid_value")
+        raise APIError(400, text, "max_tokens", "invalid_value")
     starts = [pin.position for pin in body.pinned]
     if len(set(starts)) < len(starts):
-        raise Refusal(400, "Two pins have the same position.", "pinned", "invalid_value")
+        raise APIError(400, "Two pins have the same position.", "pinned", "invalid_value")
     params = body.sampling(logprobs=True)
     with naming("pinned"):
         pins = {pin.position: pin.content for pin in body.pinned}
@@ -189,10 +189,10 @@ def _from_pins(llm: AsyncLLM, body: InfillBody) -> Layout:
     return request, [(run[0], len(run)) for run in runs], None
 
 
-def add_to(app: FastAPI, site: Site) -> None:
+def add_to(app: FastAPI, site: AppState) -> None:
     """Registers the endpoint."""
 
     @app.post("/v1/infill", response_model=Infill, responses=STREAMED, tags=["canvas"])
-    async def infill(body: InfillBody) -> Reply:
+    async def infill(body: InfillBody) -> StreamingReply:
         """Fills the holes of a text, or a canvas around pinned tokens."""
-        return Reply(site, await run_in_threadpool(prepare, site, body))
+        return StreamingReply(site, await run_in_threadpool(prepare, site, body))

@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dinfer.errors import RequestError
-from dinfer.server.gate import Gate
+from dinfer.server.admission import Admission
 
 AFTER_DRAIN = 5
 """Seconds that clients have to take their last events once the drain is over."""
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
     announce: Callable[[], None]
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, drain: float) -> None:
+    def __init__(self, config: uvicorn.Config, gate: Admission, drain: float) -> None:
         super().__init__(config)
         self._gate, self._drain = gate, drain
 

@@ -6,10 +6,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from dinfer.server.api_error import APIError, naming
+from dinfer.server.app_state import AppState
 from dinfer.server.chat import Message, render
-from dinfer.server.fields import Strict, TokenIds
-from dinfer.server.refusal import Refusal, naming
-from dinfer.server.site import Site
+from dinfer.server.schemas import Strict, TokenIds
 
 
 class TokenizeBody(Strict):
@@ -42,11 +42,11 @@ class Text(BaseModel):
     prompt: str
 
 
-def tokenize(site: Site, body: TokenizeBody) -> Tokens:
+def tokenize(site: AppState, body: TokenizeBody) -> Tokens:
     """Ids of a body. Raises Refusal."""
     _, llm = site.find(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise Refusal(400, "Give either prompt or messages.", "prompt", "invalid_value")
+        raise APIError(400, "Give either prompt or messages.", "prompt", "invalid_value")
     if body.messages is not None:
         ids = render(llm, body.messages, body.tools)
     else:
@@ -55,7 +55,7 @@ def tokenize(site: Site, body: TokenizeBody) -> Tokens:
     return Tokens(tokens=ids, count=len(ids), context=llm.loaded.facts.context)
 
 
-def add_to(app: FastAPI, site: Site) -> None:
+def add_to(app: FastAPI, site: AppState) -> None:
     """Registers the endpoints."""
 
     @app.post("/tokenize", tags=["tokens"])

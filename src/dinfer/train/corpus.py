@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dinfer.errors import DinferError
+from dinfer.train.arithmetic import ArithmeticExample, draw_arithmetic
 from dinfer.train.brief import Brief, draw_brief
-from dinfer.train.drill import Drill, draw_drill
 from dinfer.train.problems import Problem, draw_problem
 
 EOS, MASK, START, END = "<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>"
@@ -22,10 +22,10 @@ TEMPLATE = (
 )
 SPLITS = ("train", "dev", "test")
 TASKS = ("math", "brief")
-DRAW: dict[str, Callable[[random.Random], Problem | Brief | Drill]] = {
+DRAW: dict[str, Callable[[random.Random], Problem | Brief | ArithmeticExample]] = {
     "math": draw_problem,
     "brief": draw_brief,
-    "drill": draw_drill,
+    "drill": draw_arithmetic,
 }
 """`drill` is material for training alone."""
 RESULT_WEIGHT = 3.0
@@ -33,7 +33,7 @@ RESULT_WEIGHT = 3.0
 they are what is hard.
 """
 
-Example = Problem | Brief | Drill
+Example = Problem | Brief | ArithmeticExample
 
 
 def split_of(key: str) -> str:
@@ -138,7 +138,7 @@ def _weights(tokens: list[str], example: Example) -> list[float]:
     counts, as it is random.
     """
     weights, result = [], isinstance(example, Brief)
-    usual = 0.0 if isinstance(example, Drill) else 1.0
+    usual = 0.0 if isinstance(example, ArithmeticExample) else 1.0
     for token in tokens:
         if not isinstance(example, Brief):
             result = token == "=" or (result and token.isdigit())

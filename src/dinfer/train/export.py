@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dinfer.nn.transformer import Transformer
-from dinfer.nn.weights import official
+from dinfer.nn.weight_map import official
 from dinfer.train.corpus import END, EOS, MASK, START, TEMPLATE
 from dinfer.train.recipe import Recipe
 

@@ -23,10 +23,10 @@ from dinfer.registry import near
 from dinfer.train.card import card
 from dinfer.train.corpus import Ids, draws, encode, make_tokenizer
 from dinfer.train.export import export, read_export
+from dinfer.train.init_from import carry_over
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, masked_loss
 from dinfer.train.muon import Muon
 from dinfer.train.recipe import BLOCK, EOS_ID, MASK_ID, RECIPES, Recipe
-from dinfer.train.warm import carry_over
 
 POOL = 32
 """Batches drawn at once and sorted by length, so that little of a batch is fill."""

@@ -1,0 +1,1 @@
+"""The paged KV cache: page pool, block tables, prefix cache."""

@@ -1,0 +1,129 @@
+"""Tensors of a folder's safetensors files.
+
+They are read, not mapped: the pages of a mapped file count as memory of the process until it is
+closed, and a checkpoint in bfloat16 is larger than the model that it is quantized to.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dinfer.errors import CheckpointError
+from dinfer.loader.weights import Header, Pieces, row_ranges
+from dinfer.text.tokenizer import read_json
+
+INDEX = "model.safetensors.index.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+
+
+class _Entry(NamedTuple):
+    path: Path
+    start: int
+    header: Header
+
+
+class SafetensorsFiles:
+    """The tensors of a checkpoint in Hugging Face form, from its index or its single file, without
+    those whose names begin as `unused` says. Raises CheckpointError for files that are missing or
+    damaged.
+    """
+
+    def __init__(self, folder: Path, unused: tuple[str, ...] = ()) -> None:
+        self.where = folder
+        found: dict[str, _Entry] = {}
+        for path, wanted in _files(folder).items():
+            held = _entries(path)
+            if gone := sorted(set(wanted) - set(held)):
+                raise CheckpointError(f"{path.name} in {folder} does not hold {', '.join(gone)}.")
+            found |= {
+                name: entry
+                for name, entry in held.items()
+                if name in (wanted or held) and not name.startswith(unused)
+            }
+        self._entries = found
+        self.headers = {name: entry.header for name, entry in found.items()}
+        self._buffer = bytearray()
+
+    def by_file(self) -> dict[Path, list[str]]:
+        """The names of the tensors in each file."""
+        found: dict[Path, list[str]] = {}
+        for name, entry in self._entries.items():
+            found.setdefault(entry.path, []).append(name)
+        return found
+
+    def pieces(self, name: str) -> Pieces:
+        """The tensor, some rows at a time; all pieces lie in the same memory, one after another."""
+        path, start, (shape, dtype, _) = self._entries[name]
+        with path.open("rb") as file:
+            if hasattr(os, "posix_fadvise"):  # the system then reads further ahead
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            file.seek(start)
+            for rows in row_ranges(shape):
+                part = (len(range(*rows.indices(shape[0]))), *shape[1:]) if shape else shape
+                size = torch.Size(part).numel() * dtype.itemsize
+                if size > len(self._buffer):
+                    self._buffer = bytearray(size)
+                view = memoryview(self._buffer)[:size]
+                if file.readinto(view) != size:
+                    raise CheckpointError(f"{path.name} in {self.where} ends within {name}.")
+                yield rows, torch.frombuffer(view, dtype=dtype).view(part)
+
+
+def _files(folder: Path) -> dict[Path, list[str]]:
+    """The names of the tensors in each file, by the index; none for the single file, which tells
+    them itself.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        table = read_json(index).get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+            raise CheckpointError(
+                f"{index.name} in {folder} holds no weight_map of tensor names to files."
+            )
+        files: dict[Path, list[str]] = {folder / file: [] for file in sorted(set(table.values()))}
+        for name, file in table.items():
+            files[folder / file].append(name)
+        return files
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise CheckpointError(f"{folder} holds no {single.name} and no {INDEX}.")
+    return {single: []}
+
+
+def _entries(path: Path) -> dict[str, _Entry]:
+    """The header of a file, in the order of the data (https://github.com/huggingface/safetensors:
+    8 bytes of length, JSON, data). The library checks that it is sound.
+    """
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path.name} in {path.parent} is no readable safetensors file: {error}."
+        ) from error
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        held = json.loads(file.read(size))
+    held.pop("__metadata__", None)
+    found = {}
+    for name, entry in sorted(held.items(), key=lambda item: item[1]["data_offsets"]):
+        low, high = entry["data_offsets"]
+        if entry["dtype"] not in _DTYPES:
+            raise CheckpointError(f"{name} holds {entry['dtype']}, which is not supported.")
+        header = Header(tuple(entry["shape"]), _DTYPES[entry["dtype"]], high - low)
+        found[name] = _Entry(path, 8 + size + low, header)
+    return found
