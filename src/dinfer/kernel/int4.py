@@ -12,6 +12,8 @@ from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
 """`x [T, D] -> [T, O]` in x's dtype."""
+_OUTPUTS = 256
+"""Outputs whose weights are written out at once."""
 _AT_ONCE, _TILE = 1 << 20, 64
 """Weights, and rows, that are laid out anew together."""
 
@@ -54,6 +56,8 @@ def int4_product(codes_OD: Tensor, scales_OG: Tensor) -> Product:
     it needs another layout, they are laid out anew in the same memory.
     """
     size, groups = codes_OD.shape[1] * 2, scales_OG.shape[1]
+    if codes_OD.device.type == "cpu" and not _has_int4_kernel():
+        return partial(linear_int4_in_parts, codes_OD=codes_OD, scales_OG=scales_OG)
     if codes_OD.is_cuda or len(codes_OD) % 16 or size // groups not in (32, 64, 128, 256):
         return partial(linear_int4_reference, codes_OD=codes_OD, scales_OG=scales_OG)
     pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
@@ -63,6 +67,27 @@ def int4_product(codes_OD: Tensor, scales_OG: Tensor) -> Product:
     laid = scales_OG.view(groups, len(codes_OD), 2)
     laid.copy_(scales_OG.transpose(0, 1).clone(memory_format=torch.contiguous_format))
     return partial(_linear_packed, packed=codes_OD, scales_GO=laid, group=size // groups)
+
+
+def _has_int4_kernel() -> bool:
+    """Whether torch's packed 4-bit product is vectorised for every dtype: from AVX-512 on. With
+    AVX2 alone, float32 rows take a scalar loop.
+    """
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def linear_int4_in_parts(x_TD: Tensor, codes_OD: Tensor, scales_OG: Tensor) -> Tensor:
+    """The product with the weights written out, some outputs at a time so that they stay in the
+    cache.
+    """
+    x = x_TD.float()
+    parts = [
+        x @ dequantize_groups(codes, scales.float()).t()
+        for codes, scales in zip(
+            torch.split(codes_OD, _OUTPUTS), torch.split(scales_OG, _OUTPUTS), strict=True
+        )
+    ]
+    return torch.cat(parts, dim=1).to(x_TD.dtype)
 
 
 def _linear_packed(x_TD: Tensor, packed: Tensor, scales_GO: Tensor, group: int) -> Tensor:

@@ -174,14 +174,17 @@ def choose_family(checkpoint: Checkpoint, asked: str | None = None) -> ModuleTyp
 
 
 def resolve_dtype(dtype: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    """`auto` = the checkpoint's own on a GPU; on a CPU bfloat16 where it has units for that, else
-    float32 (emulated bfloat16 is slow).
+    """`auto` = the checkpoint's own on a GPU; on a CPU bfloat16 where it has instructions for that,
+    else float32 (emulated bfloat16 is slow, and a warning says so when it is asked for).
     """
+    if device.type == "cpu":
+        capabilities = torch.cpu.get_capabilities()
+        native = capabilities.get("amx_bf16", False) or capabilities.get("avx512_bf16", False)
+        if dtype == "auto":
+            return torch.bfloat16 if native else torch.float32
+        if dtype == "float16" or (dtype == "bfloat16" and not native):
+            log.warning("This CPU computes %s slowly; float32 is likely to be faster.", dtype)
     if dtype == "auto":
-        if device.type == "cpu":
-            able = torch.cpu.get_capabilities()
-            units = able.get("amx_bf16", False) or able.get("avx512_bf16", False)
-            return torch.bfloat16 if units else torch.float32
         dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     if dtype not in DTYPES:
         raise RequestError(f"Unknown dtype {dtype!r}.{near(dtype, ['auto', *DTYPES])}")
@@ -253,14 +256,12 @@ def empty(
     for the native kernels, even where they support the model.
     """
     scheme: quantized.Scheme | None = build("quant", quant) if quant is not None else None
-    if scheme is None and packs(device, dtype):
-        scheme = Packed()
-    if (
-        compiled is not False
-        and device.type == "cpu"
-        and supports(family.Model, shape, dtype, scheme)
-    ):
-        scheme = PrepackedScheme(scheme)
+    stored = Packed() if scheme is None else scheme
+    on_cpu = device.type == "cpu"
+    if compiled is not False and on_cpu and supports(family.Model, shape, dtype, stored):
+        scheme = PrepackedScheme(stored)
+    elif scheme is None and packs(device, dtype):
+        scheme = stored
     model = blank(family, shape, dtype, scheme).to_empty(device=device)
     if shape.tied and isinstance(model.head, Linear):
         model.head.weight = model.embedding.weight

@@ -7,7 +7,7 @@ as with plain ones (with PyTorch 2.13 it hardly ever does).
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -18,13 +18,29 @@ _ROWS = 32
 
 
 def packs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights are packed there: on x86 CPUs, where that was measured."""
+    """Whether weights are packed there: on x86 CPUs (where that was measured) whose oneDNN does it
+    for this dtype. Without AVX-512 it refuses bfloat16, for example.
+    """
     return (
         device.type == "cpu"
         and dtype in (torch.float32, torch.bfloat16)
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.cpu.get_capabilities().get("avx2", False)
+        and _can_pack(dtype)
     )
+
+
+@cache
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Tries the operation once: flags do not tell what a build of oneDNN takes, and
+    ONEDNN_MAX_CPU_ISA may lower it.
+    """
+    weight = torch.zeros(16, 16, dtype=dtype, device="cpu")
+    try:
+        _product(weight, torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS))
+    except RuntimeError:
+        return False
+    return True
 
 
 class Packed:
