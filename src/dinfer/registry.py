@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dinfer.errors import UnknownName
+from dinfer.options import check_option, plain_type
 
 STRATEGIES = ("decoder", "cache", "iteration")
 """Kinds that a request chooses."""
@@ -52,7 +53,7 @@ def _files(kind: str) -> frozenset[str]:
 @functools.cache
 def _options(cls: type[Any]) -> dict[str, Any]:
     """A strategy's options with their types."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
@@ -110,7 +111,9 @@ def build(kind: str, spec: str) -> Any:
             raise UnknownName(
                 f"Unknown option {key!r} of {kind} {name!r}.{near(key, list(allowed))}"
             )
-        values[key] = _value(f"{kind} {name!r}", key, text.strip(), allowed[key])
+        owner = f"{kind} {name.strip()!r}"
+        values[key] = _value(owner, key, text.strip(), plain_type(allowed[key]))
+        check_option(owner, key, values[key], allowed[key])
     return cls(**values)
 
 

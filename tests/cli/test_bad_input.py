@@ -87,7 +87,7 @@ def test_unknown_strategy_or_option(
         ("--decoder", "threshold:threshold=1.5", ["1.5", "between 0 and 1"]),
         ("--decoder", "threshold:threshold", ["'threshold'", "option=value"]),
         ("--iteration", "blockwise:length=2.5", ["'length'", "'2.5'", "int"]),
-        ("--iteration", "blockwise:length=-1", ["-1", "0 (one block) or more"]),
+        ("--iteration", "blockwise:length=-1", ["length", "-1", "0 or more"]),
         ("--cache", "block", ["'block'", "block-causal", "none, prefix, dual or vicinity"]),
     ],
 )

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
+from dinfer.options import Count
 from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
@@ -18,12 +18,8 @@ class Dkv:
     = never).
     """
 
-    refresh: int = 8
+    refresh: Count = 8
     exact: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.refresh < 0:
-            raise RequestError(f"dkv refresh is {self.refresh}; it must be 0 or more.")
 
     def allow(self, facts: ModelInfo) -> None:
         """Any model."""

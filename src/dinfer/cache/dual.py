@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dinfer.canvas import Canvas
+from dinfer.options import Count
 from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
@@ -11,7 +12,7 @@ from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 class Dual:
     """All rows when a window opens and every `refresh` steps (0 = never), else only the window."""
 
-    refresh: int = 0
+    refresh: Count = 0
     exact: ClassVar[bool] = False
 
     def allow(self, facts: ModelInfo) -> None:

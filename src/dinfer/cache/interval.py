@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
+from dinfer.options import Positive
 from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
@@ -16,16 +16,9 @@ class Interval:
     and what was set since it last ran.
     """
 
-    prompt: int = 50
-    answer: int = 4
+    prompt: Positive = 50
+    answer: Positive = 4
     exact: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if min(self.prompt, self.answer) < 1:
-            raise RequestError(
-                f"interval has prompt {self.prompt} and answer {self.answer};"
-                " both must be 1 or more."
-            )
 
     def allow(self, facts: ModelInfo) -> None:
         """Any model."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dinfer.canvas import Canvas
+from dinfer.options import Count
 from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 
@@ -15,7 +16,7 @@ class Prefix:
     after it.
     """
 
-    refresh: int = 0
+    refresh: Count = 0
     exact: ClassVar[bool] = False
 
     def allow(self, facts: ModelInfo) -> None:

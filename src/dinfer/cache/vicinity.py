@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dinfer.cache.block import Block
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
+from dinfer.options import Count
 from dinfer.step import CacheState, ModelInfo, StepPlan, Window
 
 _FINAL = Block()
@@ -23,19 +23,13 @@ class Vicinity:
     was set after they last ran, always run along.
     """
 
-    left: int = 16
-    right: int = 16
-    warmup: int = 0
-    refresh: int = 0
+    left: Count = 16
+    right: Count = 16
+    warmup: Count = 0
+    refresh: Count = 0
     reopen: bool = True
     exact: ClassVar[bool] = False
     reuses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if min(self.left, self.right, self.warmup, self.refresh) < 0:
-            raise RequestError(
-                "vicinity has a negative option; left, right, warmup and refresh must be 0 or more."
-            )
 
     def allow(self, facts: ModelInfo) -> None:
         """Any model."""

@@ -6,12 +6,12 @@ B windows, W positions, K likeliest tokens, S credited tokens of a position.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from dinfer.errors import RequestError
+from dinfer.options import NonNegative, Probability, Range
 from dinfer.step import NUM_TOP, Commit, Proposal, WindowState, best, recall, remember
 
 
@@ -24,23 +24,12 @@ class Credit:
     TOP of a position, and credit counts while its token is among the TOP likeliest.
     """
 
-    threshold: float = 0.9
-    alpha: float = 0.7
-    beta: float = 0.8
-    gamma: float = 0.2
+    threshold: Probability = 0.9
+    alpha: NonNegative = 0.7
+    beta: Annotated[float, Range(0, 1, below=True)] = 0.8
+    gamma: Probability = 0.2
     needs: ClassVar[frozenset[str]] = frozenset({"top"})
     monotone: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise RequestError(
-                f"credit threshold is {self.threshold}; it must lie between 0 and 1."
-            )
-        if not (self.alpha >= 0.0 and 0.0 <= self.beta < 1.0 and 0.0 <= self.gamma <= 1.0):
-            raise RequestError(
-                f"credit has alpha {self.alpha}, beta {self.beta} and gamma {self.gamma};"
-                " alpha >= 0, 0 <= beta < 1 and 0 <= gamma <= 1 are needed."
-            )
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """All that reach the threshold with their credit, and the best."""

@@ -4,15 +4,17 @@ ways to rank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from dinfer.decoder.threshold import leading
 from dinfer.errors import RequestError
+from dinfer.options import Count, NonNegative, Range
 from dinfer.step import Commit, Proposal, WindowState, best, ranks
 
+LEAST_NOISE = 1e-6
 RANKINGS = ("maskgit", "margin", "entropy", "origin")
 
 
@@ -29,11 +31,11 @@ class Dream:
     do in each of their blocks.
     """
 
-    steps: int = 0
+    steps: Count = 0
     ranking: str = "entropy"
     filtered: bool = True
-    noise: float = 0.0
-    eps: float = 1e-3
+    noise: NonNegative = 0.0
+    eps: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-3
     lead: bool = False
     monotone: ClassVar[bool] = True
 
@@ -42,10 +44,10 @@ class Dream:
             raise RequestError(
                 f"dream ranking is {self.ranking!r}; it must be one of {', '.join(RANKINGS)}."
             )
-        if self.steps < 0 or not self.noise >= 0.0 or not 0.0 < self.eps < 1.0:
+        # Scores are divided by it in float32.
+        if 0 < self.noise < LEAST_NOISE:
             raise RequestError(
-                f"dream has steps {self.steps}, noise {self.noise} and eps {self.eps};"
-                " steps >= 0, noise >= 0 and 0 < eps < 1 are needed."
+                f"dream noise is {self.noise}; it must be 0 or at least {LEAST_NOISE:g}."
             )
 
     @property

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dinfer.errors import RequestError
+from dinfer.options import Probability, Rounds
 from dinfer.step import Commit, Proposal, WindowState, best, recall, remember
 
 
@@ -22,20 +22,11 @@ class Edit:
     `edit` of 1 never edits.
     """
 
-    threshold: float = 0.95
-    edit: float = 0.9
-    rounds: int = 16
+    threshold: Probability = 0.95
+    edit: Probability = 0.9
+    rounds: Rounds = 16
     needs: ClassVar[frozenset[str]] = frozenset()
     monotone: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not (0.0 <= self.threshold <= 1.0 and 0.0 <= self.edit <= 1.0):
-            raise RequestError(
-                f"edit has threshold {self.threshold} and edit {self.edit};"
-                " both must lie between 0 and 1."
-            )
-        if self.rounds < 0:
-            raise RequestError(f"edit rounds is {self.rounds}; it must be 0 or more.")
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """Sets and edits; keeps the window open while edits go on."""

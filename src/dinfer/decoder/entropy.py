@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dinfer.errors import RequestError
+from dinfer.options import NonNegative
 from dinfer.step import Commit, Proposal, WindowState, ranks
 
 
@@ -19,13 +19,9 @@ class Entropy:
     most, the largest of them not counted.
     """
 
-    bound: float = 0.1
+    bound: NonNegative = 0.1
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
     monotone: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not self.bound >= 0.0:
-            raise RequestError(f"entropy bound is {self.bound}; it must be 0 or more.")
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """The surest always: before it there is nothing to add up."""

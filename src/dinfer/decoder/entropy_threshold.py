@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dinfer.errors import RequestError
+from dinfer.options import NonNegative
 from dinfer.step import Commit, Proposal, WindowState, best
 
 
@@ -21,17 +21,10 @@ class EntropyThreshold:
     Made for distilled models; WeDLM takes threshold 0.4 and slope 0.02.
     """
 
-    threshold: float = 0.4
-    slope: float = 0.0
+    threshold: NonNegative = 0.4
+    slope: NonNegative = 0.0
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
     monotone: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not (self.threshold >= 0.0 and self.slope >= 0.0):
-            raise RequestError(
-                f"entropy_threshold has threshold {self.threshold} and slope {self.slope};"
-                " both must be 0 or more."
-            )
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """`H + slope * distance <= threshold`, or the lowest."""

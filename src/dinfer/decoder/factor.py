@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dinfer.errors import RequestError
+from dinfer.options import NonNegative
 from dinfer.step import Commit, Proposal, WindowState, ranks
 
 
@@ -19,13 +19,9 @@ class Factor:
     for j = 2..n.
     """
 
-    factor: float = 1.0
+    factor: NonNegative = 1.0
     needs: ClassVar[frozenset[str]] = frozenset()
     monotone: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not self.factor >= 0.0:
-            raise RequestError(f"factor is {self.factor}; it must be 0 or more.")
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """The best always, and the run of ranks after it that keep the bound."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dinfer.errors import RequestError
+from dinfer.options import Count
 from dinfer.step import Commit, Proposal, WindowState, ranks
 
 RANKINGS = ("low_confidence", "random", "sequential")
@@ -33,7 +34,7 @@ class Fixed:
     remasked); random and sequential take any, or the leftmost.
     """
 
-    steps: int = 0
+    steps: Count = 0
     ranking: str = "low_confidence"
     needs: ClassVar[frozenset[str]] = frozenset({"noise"})
     monotone: ClassVar[bool] = True
@@ -43,8 +44,6 @@ class Fixed:
             raise RequestError(
                 f"fixed ranking is {self.ranking!r}; it must be one of {', '.join(RANKINGS)}."
             )
-        if self.steps < 0:
-            raise RequestError(f"fixed steps is {self.steps}; it must be 0 or more.")
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """The best of the ranking, as many as the schedule says."""

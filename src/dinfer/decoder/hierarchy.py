@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from dinfer.errors import RequestError
+from dinfer.options import Probability
 from dinfer.step import Commit, Confidence, Places, Proposal, WindowState, by_rule
 
 
@@ -20,8 +21,8 @@ class Hierarchy:
     every position above `threshold`, and the best of all in any case.
     """
 
-    threshold: float = 0.9
-    low: float = 0.4
+    threshold: Probability = 0.9
+    low: Probability = 0.4
     needs: ClassVar[frozenset[str]] = frozenset()
     monotone: ClassVar[bool] = True
 

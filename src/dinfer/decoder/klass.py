@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dinfer.errors import RequestError
+from dinfer.options import Count, NonNegative, Probability
 from dinfer.step import Commit, Proposal, WindowState, best, recall, remember
 
 
@@ -25,20 +25,11 @@ class Klass:
     as one.
     """
 
-    threshold: float = 0.9
-    divergence: float = 0.01
-    steps: int = 2
+    threshold: Probability = 0.9
+    divergence: NonNegative = 0.01
+    steps: Count = 2
     needs: ClassVar[frozenset[str]] = frozenset({"top"})
     monotone: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise RequestError(f"klass threshold is {self.threshold}; it must lie between 0 and 1.")
-        if not self.divergence >= 0.0 or self.steps < 0:
-            raise RequestError(
-                f"klass has divergence {self.divergence} and steps {self.steps};"
-                " both must be 0 or more."
-            )
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """At rest and sure, or the best."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from dinfer.errors import RequestError
+from dinfer.options import Probability, Range
 from dinfer.step import Commit, Proposal, WindowState, best
 
 
@@ -17,25 +18,24 @@ class LocalLeap:
     a one that reach `threshold`, and the best in any case.
     """
 
-    anchor: float = 0.9
-    threshold: float = 0.75
-    radius: int = 4
+    anchor: Probability = 0.9
+    threshold: Probability = 0.75
+    radius: Annotated[int, Range(0, 4096)] = 4
     needs: ClassVar[frozenset[str]] = frozenset()
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= self.anchor <= 1.0:
+        if self.threshold > self.anchor:
             raise RequestError(
                 f"localleap has threshold {self.threshold} and anchor {self.anchor};"
-                " 0 <= threshold <= anchor <= 1 is needed."
+                " the threshold must be at most the anchor."
             )
-        if self.radius < 0:
-            raise RequestError(f"localleap radius is {self.radius}; it must be 0 or more.")
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """Anchors and their sure neighbours."""
         confidence = proposal.confidence
         anchors = masked & (confidence >= self.anchor)
-        near = max_pool1d(anchors.float(), 2 * self.radius + 1, stride=1, padding=self.radius) > 0
+        radius = min(self.radius, masked.shape[1])
+        near = max_pool1d(anchors.float(), 2 * radius + 1, stride=1, padding=radius) > 0
         leaps = masked & near & (confidence >= self.threshold)
         return Commit(leaps | best(confidence, masked), proposal.tokens)

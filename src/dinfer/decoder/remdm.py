@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dinfer.decoder.fixed import quotas
-from dinfer.errors import RequestError
+from dinfer.options import Count, Probability
 from dinfer.step import Commit, Proposal, WindowState, ranks, recall, remember
 
 
@@ -26,18 +26,11 @@ class Remdm:
     confidence rule).
     """
 
-    steps: int = 0
-    eta: float = 0.04
+    steps: Count = 0
+    eta: Probability = 0.04
     by_confidence: bool = False
     needs: ClassVar[frozenset[str]] = frozenset({"noise"})
     monotone: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.steps < 0 or not 0.0 <= self.eta <= 1.0:
-            raise RequestError(
-                f"remdm has steps {self.steps} and eta {self.eta};"
-                " steps >= 0 and 0 <= eta <= 1 are needed."
-            )
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """Takes some back and sets that many more than the schedule asks for."""

@@ -4,13 +4,14 @@ when the prediction is stable and confident. The bound is the EB-sampler's (arXi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from dinfer.decoder.entropy import within
 from dinfer.errors import RequestError
+from dinfer.options import Count, NonNegative, Range
 from dinfer.step import Commit, Proposal, WindowState, recall, remember
 
 
@@ -25,28 +26,21 @@ class Renoise:
     in equal steps from `t_max` towards `t_min`.
     """
 
-    bound: float = 0.1
-    steps: int = 48
-    t_min: float = 0.4
-    t_max: float = 0.8
-    stable: int = 1
-    entropy: float = 0.005
+    bound: NonNegative = 0.1
+    steps: Annotated[int, Range(1, 4096)] = 48
+    t_min: Annotated[float, Range(0, 100, above=True)] = 0.4
+    t_max: Annotated[float, Range(0, 100, above=True)] = 0.8
+    stable: Count = 1
+    entropy: NonNegative = 0.005
     needs: ClassVar[frozenset[str]] = frozenset({"entropy", "top", "random"})
     monotone: ClassVar[bool] = True
     drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (self.bound >= 0.0 and self.entropy >= 0.0 and self.stable >= 0):
-            raise RequestError(
-                f"renoise has bound {self.bound}, entropy {self.entropy} and stable {self.stable};"
-                " all must be 0 or more."
-            )
-        if self.steps < 1:
-            raise RequestError(f"renoise steps is {self.steps}; it must be 1 or more.")
-        if not 0.0 < self.t_min <= self.t_max:
+        if self.t_min > self.t_max:
             raise RequestError(
                 f"renoise has t_min {self.t_min} and t_max {self.t_max};"
-                " 0 < t_min <= t_max is needed."
+                " t_min must be at most t_max."
             )
 
     def temperature(self, step: int) -> float:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dinfer.errors import RequestError
+from dinfer.options import Positive, Probability
 from dinfer.step import Commit, Proposal, WindowState, best, recall, remember
 
 
@@ -27,20 +28,18 @@ class SlowFast:
     here is the cache's matter.)
     """
 
-    threshold: float = 0.9
-    explore: float = 0.3
-    steps: int = 6
+    threshold: Probability = 0.9
+    explore: Probability = 0.3
+    steps: Positive = 6
     needs: ClassVar[frozenset[str]] = frozenset()
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.explore <= self.threshold <= 1.0:
+        if self.explore > self.threshold:
             raise RequestError(
                 f"slowfast has explore {self.explore} and threshold {self.threshold};"
-                " 0 <= explore <= threshold <= 1 is needed."
+                " explore must be at most the threshold."
             )
-        if self.steps < 1:
-            raise RequestError(f"slowfast steps is {self.steps}; it must be 1 or more.")
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:
         """The sure ones of the segment, or of the window while there is none."""

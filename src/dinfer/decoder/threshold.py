@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dinfer.decoder.fixed import quotas
-from dinfer.errors import RequestError
+from dinfer.options import Count, Positive, Probability
 from dinfer.step import Commit, Confidence, Places, Proposal, Rule, WindowState, by_rule, ranks
 
 
@@ -39,24 +39,14 @@ class Threshold:
     so many even steps would have committed by now (Fast-dLLM's loop for Dream without a cache).
     """
 
-    threshold: float = 0.9
+    threshold: Probability = 0.9
     strict: bool = False
-    steps: int = 0
+    steps: Count = 0
     filtered: bool = False
-    least: int = 1
+    least: Positive = 1
     lead: bool = False
-    pace: int = 0
+    pace: Count = 0
     monotone: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise RequestError(f"threshold is {self.threshold}; it must lie between 0 and 1.")
-        if self.steps < 0:
-            raise RequestError(f"threshold steps is {self.steps}; it must be 0 or more.")
-        if self.pace < 0:
-            raise RequestError(f"threshold pace is {self.pace}; it must be 0 or more.")
-        if self.least < 1:
-            raise RequestError(f"threshold least is {self.least}; it must be 1 or more.")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dinfer.errors import RequestError
+from dinfer.options import Positive, Probability
 from dinfer.step import Commit, Proposal, WindowState, best, ranks, recall, remember
 
 
@@ -24,24 +25,18 @@ class Wino:
     by nobody. (The paper runs a shadow of the whole block; only set positions need one.)
     """
 
-    threshold: float = 0.6
-    back: float = 0.9
-    share: float = 0.7
-    least: int = 5
-    most: int = 20
+    threshold: Probability = 0.6
+    back: Probability = 0.9
+    share: Probability = 0.7
+    least: Positive = 5
+    most: Positive = 20
     needs: ClassVar[frozenset[str]] = frozenset({"shadow"})
     monotone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.threshold <= 1.0 and 0.0 <= self.back <= 1.0):
+        if self.least > self.most:
             raise RequestError(
-                f"wino has threshold {self.threshold} and back {self.back};"
-                " both must lie between 0 and 1."
-            )
-        if not 0.0 <= self.share <= 1.0 or not 1 <= self.least <= self.most:
-            raise RequestError(
-                f"wino has share {self.share}, least {self.least} and most {self.most};"
-                " 0 <= share <= 1 and 1 <= least <= most are needed."
+                f"wino has least {self.least} and most {self.most}; least must be at most most."
             )
 
     def commit(self, proposal: Proposal, masked: Tensor, states: Sequence[WindowState]) -> Commit:

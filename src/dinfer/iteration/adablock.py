@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
+from dinfer.options import Count, Positive, Probability
 from dinfer.step import ProposalView, Window
 
 
@@ -18,22 +18,10 @@ class AdaBlock:
     reaches `threshold`, else after `length` positions.
     """
 
-    length: int = 32
-    delimiter: int = 198
-    threshold: float = 0.3
-    part: float = 0.25
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or self.delimiter < 0:
-            raise RequestError(
-                f"adablock has length {self.length} and delimiter {self.delimiter};"
-                " length >= 1 and delimiter >= 0 are needed."
-            )
-        if not (0.0 <= self.threshold <= 1.0 and 0.0 <= self.part <= 1.0):
-            raise RequestError(
-                f"adablock has threshold {self.threshold} and part {self.part};"
-                " both must lie between 0 and 1."
-            )
+    length: Positive = 32
+    delimiter: Count = 198
+    threshold: Probability = 0.3
+    part: Probability = 0.25
 
     def window(self, canvas: Canvas) -> Window | None:
         """The block that is open, or all that the next one looks at."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
+from dinfer.options import Count
 from dinfer.step import Window
 
 
@@ -13,14 +13,8 @@ class Blockwise:
     from the answer.
     """
 
-    length: int = 32
+    length: Count = 32
     aligned: bool = False
-
-    def __post_init__(self) -> None:
-        if self.length < 0:
-            raise RequestError(
-                f"blockwise length is {self.length}; it must be 0 (one block) or more."
-            )
 
     def window(self, canvas: Canvas) -> Window | None:
         """The leftmost block with an undecided position."""

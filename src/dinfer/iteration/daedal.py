@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
 from dinfer.iteration.blockwise import Blockwise
+from dinfer.options import Count, Positive, Probability
 from dinfer.step import Growth, ProposalView, Window
 
 
@@ -25,25 +25,13 @@ class Daedal:
     ends the answer, and where attention is block-causal: there nobody sees the end.
     """
 
-    length: int = 32
-    initial: int = 64
-    by: int = 8
-    begin_at: float = 0.5
-    enough: float = 0.9
-    low: float = 0.1
-    tail: int = 32
-
-    def __post_init__(self) -> None:
-        if min(self.length, self.initial) < 0 or min(self.by, self.tail) < 1:
-            raise RequestError(
-                f"daedal has length {self.length}, initial {self.initial}, by {self.by} and tail"
-                f" {self.tail}; length and initial must be 0 or more, by and tail 1 or more."
-            )
-        if not all(0.0 <= share <= 1.0 for share in (self.begin_at, self.enough, self.low)):
-            raise RequestError(
-                f"daedal has begin_at {self.begin_at}, enough {self.enough} and low {self.low};"
-                " all must lie between 0 and 1."
-            )
+    length: Count = 32
+    initial: Count = 64
+    by: Positive = 8
+    begin_at: Probability = 0.5
+    enough: Probability = 0.9
+    low: Probability = 0.1
+    tail: Positive = 32
 
     @cached_property
     def _blocks(self) -> Blockwise:

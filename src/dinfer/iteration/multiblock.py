@@ -4,10 +4,12 @@ next block begins before the one in front of it is done.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
 from dinfer.iteration.blockwise import Blockwise
+from dinfer.options import Count, Positive, Probability, Range
 from dinfer.step import Part, Window
 
 
@@ -20,23 +22,17 @@ class Multiblock:
     set.
     """
 
-    length: int = 32
-    most: int = 4
-    add: float = 0.1
-    ready: float = 0.95
-    sure: float = 0.9
+    length: Positive = 32
+    most: Count = 4
+    add: Annotated[float, Range(0, 1, above=True)] = 0.1
+    ready: Probability = 0.95
+    sure: Probability = 0.9
     aligned: bool = False
 
     def __post_init__(self) -> None:
-        if self.length < 1 or self.most < 0:
+        if self.add > self.ready:
             raise RequestError(
-                f"multiblock has length {self.length} and most {self.most};"
-                " length >= 1 and most >= 0 are needed."
-            )
-        if not (0.0 < self.add <= self.ready <= 1.0 and 0.0 <= self.sure <= 1.0):
-            raise RequestError(
-                f"multiblock has add {self.add}, ready {self.ready} and sure {self.sure};"
-                " 0 < add <= ready <= 1 and 0 <= sure <= 1 are needed."
+                f"multiblock has add {self.add} and ready {self.ready}; add must be at most ready."
             )
 
     @cached_property

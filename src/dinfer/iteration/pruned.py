@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
 from dinfer.iteration.blockwise import Blockwise
+from dinfer.options import Count, Positive
 from dinfer.step import Window
 
 
@@ -19,17 +19,10 @@ class Pruned:
     Block-causal models never look ahead; for them it is `blockwise`.
     """
 
-    length: int = 32
-    ahead: int = 2
+    length: Positive = 32
+    ahead: Count = 2
     aligned: bool = False
     last: bool = True
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or self.ahead < 0:
-            raise RequestError(
-                f"pruned has length {self.length} and ahead {self.ahead};"
-                " length >= 1 and ahead >= 0 are needed."
-            )
 
     @cached_property
     def _blocks(self) -> Blockwise:

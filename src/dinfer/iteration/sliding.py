@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
+from dinfer.options import Positive
 from dinfer.step import Window
 
 
@@ -15,14 +16,14 @@ class Sliding:
     left are set.
     """
 
-    length: int = 32
-    stride: int = 8
+    length: Positive = 32
+    stride: Positive = 8
 
     def __post_init__(self) -> None:
-        if not 1 <= self.stride <= self.length:
+        if self.stride > self.length:
             raise RequestError(
                 f"sliding has length {self.length} and stride {self.stride};"
-                " 1 <= stride <= length is needed."
+                " the stride must be at most the length."
             )
 
     def window(self, canvas: Canvas) -> Window | None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dinfer.canvas import Canvas
-from dinfer.errors import RequestError
 from dinfer.iteration.blockwise import Blockwise
+from dinfer.options import Count, NonNegative, Probability
 from dinfer.step import Window
 
 
@@ -19,20 +19,11 @@ class Smooth:
     The paper also begins with a threshold of 1 that falls by 0.02 a step; that is the decoder's.
     """
 
-    length: int = 32
+    length: Count = 32
     aligned: bool = False
-    weight: float = 0.3
-    start: float = 0.15
-    growth: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.length < 0:
-            raise RequestError(f"smooth length is {self.length}; it must be 0 (one block) or more.")
-        if not (0.0 <= self.weight <= 1.0 and 0.0 <= self.start <= 1.0 and self.growth >= 0.0):
-            raise RequestError(
-                f"smooth has weight {self.weight}, start {self.start} and growth {self.growth};"
-                " weight and start must lie between 0 and 1, and growth must be 0 or more."
-            )
+    weight: Probability = 0.3
+    start: Probability = 0.15
+    growth: NonNegative = 0.02
 
     @cached_property
     def _blocks(self) -> Blockwise:

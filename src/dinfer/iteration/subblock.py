@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from dinfer.canvas import Canvas
 from dinfer.errors import RequestError
+from dinfer.options import Positive
 from dinfer.step import Window
 
 
@@ -15,8 +16,8 @@ class Subblock:
     shifted it follows from the finished block before it, whatever is masked in its own.
     """
 
-    block: int = 32
-    length: int = 8
+    block: Positive = 32
+    length: Positive = 8
     lead: bool = True
 
     def __post_init__(self) -> None:
