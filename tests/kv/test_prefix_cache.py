@@ -137,3 +137,50 @@ def test_bundled_model_runs_a_long_prompt_once() -> None:
     cold, warm = (llm.generate(prompt, params)[0] for _ in range(2))
     assert warm.token_ids == cold.token_ids
     assert 400 - warm.stats.reused <= 0.1 * 400
+
+
+def test_a_million_tokens() -> None:
+    """One text of a million tokens is inserted, matched and evicted from its end, without
+    recursion, and eviction looks at each unit a bounded number of times.
+    """
+    count = 10**6 // PAGE
+    cache, tokens = PrefixCache(PAGE), np.arange(count * PAGE)
+    cache.insert(tokens, list(range(count)))
+    assert cache.match(tokens) == list(range(count))
+    looks = 0
+
+    def idle(page: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    for last in (count - 1, count - 2):
+        assert cache.evict(idle) == [last]
+    assert cache.evict(idle, count) == list(range(count - 3, -1, -1))
+    assert looks == count and not cache.pages and not cache.match(tokens)
+
+
+def test_busy_units_are_left_and_come_back() -> None:
+    cache = PrefixCache(PAGE)
+    texts = [np.full(PAGE, i) for i in range(4)]
+    for page, text in enumerate(texts):
+        cache.insert(text, [page])
+    cache.match(texts[0])  # now the most recently used
+    assert cache.evict(lambda page: page != 1) == [2]
+    assert cache.evict(lambda page: True, 9) == [1, 3, 0]
+
+
+def test_a_salt_separates_texts() -> None:
+    cache, text = PrefixCache(PAGE), np.arange(2 * PAGE)
+    cache.insert(text, [0, 1], salt="one")
+    assert cache.match(text) == cache.match(text, salt="other") == []
+    assert cache.match(text, salt="one") == [0, 1]
+
+
+def test_a_leaf_that_grew_and_shrank_leaves_once() -> None:
+    cache, text = PrefixCache(PAGE), np.arange(2 * PAGE)
+    cache.insert(text[:PAGE], [0])
+    cache.insert(text, [0, 1])
+    assert cache.evict(lambda page: page == 1, 2) == [1]
+    assert cache.evict(lambda page: True, 9) == [0]
+    assert cache.evict(lambda page: True) == []

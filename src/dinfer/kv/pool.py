@@ -54,11 +54,10 @@ class KVCachePool:
         if self.free < count:
             return None
         free = self._blank()
-        while self.prefix_cache and len(free) < count:
-            dropped = self.prefix_cache.evict(self._idle)
-            if not dropped:
-                return None
-            free = np.union1d(free, dropped)
+        if self.prefix_cache and len(free) < count:
+            free = np.union1d(free, self.prefix_cache.evict(self._idle, count - len(free)))
+        if len(free) < count:
+            return None
         return self._hand_out(_run(free, count) or free[:count].tolist())
 
     def allocate_contiguous(self, count: int, known: list[int]) -> list[int] | None:
@@ -99,7 +98,8 @@ class KVCachePool:
     def free_pages(self, pages: list[int]) -> None:
         """One user less of each page; a page without users is free."""
         for page in pages:
-            assert self._users[page] > 0
+            if self._users[page] < 1:
+                raise RuntimeError(f"page {page} of the KV cache is freed twice")
             self._users[page] -= 1
 
 
