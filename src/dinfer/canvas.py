@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dinfer.errors import EngineError
+
 
 class Canvas:
     """Token ids, which of them are masked, and what has changed since its row last ran.
@@ -104,19 +106,24 @@ class Canvas:
 
     def write(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Sets tokens."""
+        if self.given[positions].any():
+            raise EngineError("A decoder may not write over given text.")
         self.tokens[positions] = tokens
         self.masked[positions] = False
         self.stale[positions] = True
 
     def draft(self, positions: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """What masked positions show the model in the place of a mask token."""
-        assert self.mask_id is None and self.masked[positions].all()
+        if self.mask_id is not None or not self.masked[positions].all():
+            raise EngineError("Only masked positions of a model without a mask token show drafts.")
         self.tokens[positions] = tokens
 
     def take_back(self, positions: npt.NDArray[np.int64]) -> None:
         """Masks set positions again."""
-        assert self.mask_id is not None or not len(positions), "there is no mask token"
-        assert not self.given[positions].any(), "given text never changes"
+        if self.mask_id is None and len(positions):
+            raise EngineError("A model without a mask token cannot take tokens back.")
+        if self.given[positions].any():
+            raise EngineError("A decoder may not take given text back.")
         self.tokens[positions] = self.mask_id or 0
         self.masked[positions] = True
         self.stale[positions] = True
@@ -130,8 +137,8 @@ class Canvas:
 
     def insert(self, place: int, count: int) -> None:
         """Puts `count` masks before `place`; what lies from there on moves."""
-        assert not self.given_from(place) and len(self) + count <= self.ceiling
-        assert self.mask_id is not None, "there is no mask token"
+        if self.mask_id is None or self.given_from(place) or len(self) + count > self.ceiling:
+            raise EngineError(f"The canvas cannot grow by {count} positions at {place}.")
         for name, blank in (("tokens", self.mask_id), ("masked", True), ("given", False)):
             setattr(self, name, np.insert(getattr(self, name), place, [blank] * count))
         self.stale = np.append(self.stale[:place], np.ones(len(self) - place, dtype=bool))

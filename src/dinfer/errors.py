@@ -15,3 +15,7 @@ class UnknownName(DinferError):
 
 class RequestError(DinferError):
     """A request that cannot be served: out of range, too long, not allowed for this model."""
+
+
+class EngineError(RuntimeError):
+    """A valid request that could not be finished: the model or a strategy is at fault."""

@@ -100,7 +100,7 @@ class Request:
     request's own, already told apart for n > 1. forbidden: ids that may not be chosen. end: where
     the answer ends at the latest; fixed text behind it is seen by the model and not given out
     (None = the canvas's end). quiet: nobody watches the answer grow, so its last event is all that
-    is given.
+    is given. cache_salt: rows in the prefix cache are shared only by requests of the same salt.
     """
 
     id: str
@@ -112,6 +112,7 @@ class Request:
     forbidden: frozenset[int] = frozenset()
     end: int | None = None
     quiet: bool = False
+    cache_salt: str = ""
 
     @property
     def runs(self) -> int:
@@ -204,3 +205,11 @@ class TextEvent:
     id: str
     text: str
     output: Output | None = None
+
+
+@dataclass(frozen=True)
+class FailureEvent:
+    """The last event of a request that failed by itself; other requests go on. error: why."""
+
+    id: str
+    error: Exception

@@ -11,7 +11,7 @@ from dinfer.registry import build
 from dinfer.request import SamplingParams
 from dinfer.step import CacheState, Window
 
-from ..conftest import FAMILIES, request, serve
+from ..conftest import FAMILIES, allows, request, serve
 
 
 def plans(spec: str, writes: list[list[int]]) -> list[list[int]]:
@@ -138,3 +138,20 @@ def test_interval_of_one_is_uncached(make_engine: Callable[..., Engine], family:
             for cache in (spec, "none")
         ]
         assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("cache", ["interval:prompt=9", "vicinity:left=0:right=0:reopen=false"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_window_that_ends_behind_a_block_reads_no_row_that_never_ran(
+    make_engine: Callable[..., Engine], family: str, cache: str
+) -> None:
+    """Fresh pages are NaN, and NaN ends a request. Windows of 8 from position 17 on: one of them
+    crosses every border of blocks, and with shifted logits its rows end at the border.
+    """
+    engine = make_engine(family)
+    options = {"decoder": "edit", "iteration": "blockwise:length=8", "cache": cache}
+    if not allows(engine, **options):
+        pytest.skip("the model takes no such decoder")
+    params = SamplingParams(max_tokens=36, ignore_eos=True, **options)
+    output = serve(engine, [request("a", list(range(5, 22)), params)])["a"]
+    assert len(output.token_ids) == 36

@@ -2,8 +2,12 @@
 llm.py and serve.py.
 """
 
+import bisect
+import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +18,7 @@ from dinfer.engine import validate
 from dinfer.engine.output_processor import OutputProcessor
 from dinfer.engine.scheduler import Scheduler
 from dinfer.engine.sequence import SequenceState, Strategy
-from dinfer.errors import RequestError
+from dinfer.errors import EngineError, RequestError
 from dinfer.kernel.noise import random_tokens
 from dinfer.kv.pool import KVCachePool
 from dinfer.kv.prefix_cache import PrefixCache
@@ -22,6 +26,7 @@ from dinfer.nn.transformer import Transformer
 from dinfer.registry import build
 from dinfer.request import (
     CanvasEvent,
+    FailureEvent,
     FinishReason,
     Output,
     Request,
@@ -35,7 +40,10 @@ from dinfer.runner.sampler import SampledStep, sample_and_commit
 from dinfer.step import NUM_TOP, PAGE, ModelInfo
 from dinfer.text.tokenizer import Tokenizer
 
+log = logging.getLogger("dinfer")
 Event = CanvasEvent | TextEvent
+EngineEvent = Event | FailureEvent
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ class Engine:
             )
         return self.strategy(request.params)
 
-    def abort(self, request_id: str) -> list[Event]:
+    def abort(self, request_id: str) -> list[EngineEvent]:
         """Ends a request at once, frees its pages, and gives its last event; an unknown id gives
         none.
         """
@@ -125,23 +133,64 @@ class Engine:
             return []
         sequence, answer = self._live[request_id]
         untold = sequence.canvas.tokens[sequence.told : sequence.settled].tolist()
-        return [self._finish(sequence, answer, "abort", answer.feed(untold))]
+        try:
+            text = answer.feed(untold)
+        except Exception as error:
+            sequence.error = error
+            return [self._fail(sequence)]
+        return [self._finish(sequence, answer, "abort", text)]
 
     @torch.inference_mode()
-    def step(self) -> list[Event]:
-        """One forward for everyone who is on, and what came of it."""
+    def step(self) -> list[EngineEvent]:
+        """One forward for every sequence that is scheduled, and the events of what came of it. An
+        error in a strategy, a tokenizer or a row ends the request concerned with a FailureEvent.
+        """
         batch = self.scheduler.pick()
-        done = [s for s in self.scheduler.running if s.plan is None]
-        events: list[Event] = []
-        if batch:
-            hidden = self.runner.forward(batch)
-            for sequence, commit in zip(
-                batch, sample_and_commit(batch, hidden, self.model, self.facts.mask_id), strict=True
-            ):
-                events += self._write(sequence, commit)
+        done = [s for s in self.scheduler.running if s.plan is None and s.error is None]
+        events: list[EngineEvent] = []
+        for sequence, sampled in zip(batch, self._run(batch), strict=True):
+            if isinstance(sampled, Exception):
+                sequence.error = sampled
+            else:
+                events += self._guarded(sequence, partial(self._write, sampled))
         for sequence in done:
-            events += self._settle(sequence)
+            events += self._guarded(sequence, self._settle)
+        for sequence in [s for s in self.scheduler.running if s.error is not None]:
+            events.append(self._fail(sequence))
         return events
+
+    def _run(self, batch: Sequence[SequenceState]) -> list[SampledStep | Exception]:
+        """What each sequence commits. Where a step fails as a whole, each runs by itself."""
+        if not batch:
+            return []
+        try:
+            hidden = self.runner.forward(batch)
+            return sample_and_commit(batch, hidden, self.model, self.facts.mask_id)
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+            log.warning("a step of %d requests failed; each is tried alone: %s", len(batch), error)
+            return [result for sequence in batch for result in self._run([sequence])]
+
+    def _guarded(
+        self, sequence: SequenceState, work: Callable[[SequenceState], list[Event]]
+    ) -> list[Event]:
+        """The events of `work`; an error is noted for the sequence."""
+        try:
+            return work(sequence)
+        except Exception as error:
+            sequence.error = error
+            return []
+
+    def _fail(self, sequence: SequenceState) -> FailureEvent:
+        error, request = sequence.error, sequence.request
+        if error is None:
+            raise RuntimeError("only a sequence with an error fails")
+        trace = None if isinstance(error, EngineError) else error
+        log.error("request %s failed: %s", request.id, error, exc_info=trace)
+        self.scheduler.remove(sequence)
+        del self._live[request.id]
+        return FailureEvent(request.id, error)
 
     def _check(self, request: Request) -> None:
         vocab, context = self.model.shape.vocab, self.facts.context
@@ -188,10 +237,11 @@ class Engine:
         whole = base - (base - length) // block * block
         return min(whole, max(self.facts.context, length))
 
-    def _write(self, sequence: SequenceState, commit: SampledStep) -> list[Event]:
+    def _write(self, commit: SampledStep, sequence: SequenceState) -> list[Event]:
         canvas = sequence.canvas
-        changed = len(commit.positions) + len(commit.drafted)
-        assert changed or sequence.held_open or sequence.growth, "a step must commit something"
+        if sequence.stats.forward_passes >= sequence.max_steps:
+            commit = replace(commit, back=_NONE, open=False)
+        self._check_progress(sequence, commit)
         if len(commit.drafted):
             canvas.draft(commit.drafted, commit.draft)
         commit = commit.before(canvas.limit)
@@ -208,6 +258,16 @@ class Engine:
         self._end_early(sequence, commit)
         events = [] if sequence.request.quiet else [self._shown(sequence, commit)]
         return [*events, *self._grow(sequence), *self._settle(sequence)]
+
+    def _check_progress(self, sequence: SequenceState, commit: SampledStep) -> None:
+        """Raises EngineError where a sequence would go on for ever."""
+        changed = len(commit.positions) + len(commit.drafted)
+        steps, most = sequence.stats.forward_passes, 2 * sequence.max_steps
+        decoder = type(sequence.strategy.decoder).__name__
+        if not (changed or sequence.held_open or sequence.growth):
+            raise EngineError(f"The decoder {decoder} committed nothing in a step.")
+        if steps >= most:
+            raise EngineError(f"The request did not end in {most} steps of the decoder {decoder}.")
 
     def _shown(self, sequence: SequenceState, commit: SampledStep) -> Event:
         first = sequence.canvas.answer
@@ -303,7 +363,14 @@ class Engine:
         return TextEvent(request.id, answer.text if request.quiet else text, output)
 
     def _before_stop(self, ids: list[int], text: str) -> list[int]:
-        """The fewest leading ids that spell `text`, which a stop string has cut."""
-        assert self.tokenizer is not None
-        counts = range(len(ids) + 1)
-        return ids[: next(n for n in counts if self.tokenizer.decode(ids[:n]).startswith(text))]
+        """The fewest leading ids that spell `text`, which a stop string has cut: found by
+        bisection, as more ids spell more text.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise RuntimeError("stop strings need a tokenizer")
+        return ids[
+            : bisect.bisect_left(
+                range(len(ids)), True, key=lambda n: tokenizer.decode(ids[:n]).startswith(text)
+            )
+        ]

@@ -13,13 +13,23 @@ from torch import Tensor
 from dinfer.attention.sdpa import Segment, attention, grouped
 from dinfer.engine.base_llm import BaseLLM
 from dinfer.engine.engine import Event
+from dinfer.engine.inbox import Inboxes
 from dinfer.engine.input_processor import Holes, Prompt
 from dinfer.errors import RequestError
+from dinfer.loader.load import Loaded
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 
 
 class LLM(BaseLLM):
-    """A diffusion language model that answers prompts; takes the arguments of `BaseLLM`."""
+    """A diffusion language model that answers prompts; takes the arguments of `BaseLLM`.
+
+    Calls may be nested, interleaved (two streams read in turns) and made from several threads: they
+    share the steps of one engine, and each gets its own events.
+    """
+
+    def __init__(self, model: str | Loaded, *args: Any, **options: Any) -> None:
+        super().__init__(model, *args, **options)
+        self._inboxes = Inboxes(self.engine)
 
     def generate(
         self,
@@ -70,12 +80,8 @@ class LLM(BaseLLM):
         the last has `output`).
         """
         (request,) = self.prompts.complete(prompt, replace(params or SamplingParams(), n=1))
-        self.engine.add(request)
-        try:
-            while self.engine.busy:
-                yield from (event for event in self.engine.step() if event.id == request.id)
-        finally:
-            self.engine.abort(request.id)
+        with self._inboxes.serve([request]) as events:
+            yield from events
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Raw logits [T, V] of one uncached pass over `token_ids` with the family's attention; a
@@ -119,25 +125,19 @@ class LLM(BaseLLM):
         on_event: Callable[[Event], None] | None,
         on_output: Callable[[Output], None] | None = None,
     ) -> list[Output]:
-        """Serves requests to their end. A request that is refused takes the others of the call
-        back out.
+        """Serves requests to their end. A request that is refused or fails takes the others of the
+        call back out.
         """
         requests = [replace(request, quiet=on_event is None) for request in requests]
         outputs: dict[str, Output] = {}
-        try:
-            for request in requests:
-                self.engine.add(request)
-            while len(outputs) < len(requests):
-                for event in self.engine.step():
-                    if on_event is not None:
-                        on_event(event)
-                    if isinstance(event, TextEvent) and event.output is not None:
-                        outputs[event.id] = event.output
-                        if on_output is not None:
-                            on_output(event.output)
-        finally:
-            for request in requests:
-                self.engine.abort(request.id)
+        with self._inboxes.serve(requests) as events:
+            for event in events:
+                if on_event is not None:
+                    on_event(event)
+                if isinstance(event, TextEvent) and event.output is not None:
+                    outputs[event.id] = event.output
+                    if on_output is not None:
+                        on_output(event.output)
         return [outputs[request.id] for request in requests]
 
     def _filled(self, output: Output, holes: Holes, request: Request) -> Output:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dinfer.canvas import Canvas
 from dinfer.engine.logprobs import Logprobs
+from dinfer.errors import EngineError
 from dinfer.request import FinishReason, Request, Stats
 from dinfer.step import (
     PAGE,
@@ -61,6 +62,8 @@ class SequenceState:
 
     settled: positions before it never change again; told: those before it were made into text.
 
+    error: why it cannot go on. passed_over: steps in a row in which it was ready and did not run.
+
     Under guidance the canvas runs twice in every step, the second time with its given text masked,
     and has a place for each run.
     """
@@ -83,6 +86,8 @@ class SequenceState:
     shadow: npt.NDArray[np.int64] = field(default_factory=lambda: _NOWHERE)
     final: int = 0
     finished: FinishReason | None = None
+    error: Exception | None = None
+    passed_over: int = 0
     stats: Stats = field(default_factory=Stats)
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
@@ -103,6 +108,13 @@ class SequenceState:
     def is_new(self) -> bool:
         """Whether it began a few steps ago and nothing of its answer is settled."""
         return self.settled == self.canvas.answer and self.stats.forward_passes < NEW_STEPS
+
+    @property
+    def max_steps(self) -> int:
+        """Steps from which on nothing is taken back and no window is held open; decoders that come
+        to an end by themselves need far fewer.
+        """
+        return 8 * (self.canvas.ceiling - self.canvas.answer) + 64
 
     @property
     def rows(self) -> int:
@@ -208,11 +220,19 @@ class SequenceState:
             self._open(window)
         if self.plan is None:
             canvas = self.canvas
-            plan = self.strategy.cache.plan(canvas, window, self.cache_state)
+            plan = self._checked(self.strategy.cache.plan(canvas, window, self.cache_state))
             self.plan = self._for_sources(plan, window) if self.shift else plan
             if canvas.block is None and canvas.horizon < len(canvas) and window.last:
                 self.plan = self.plan.and_last(len(canvas) - 1)
         return True
+
+    def _checked(self, plan: StepPlan) -> StepPlan:
+        """The plan. Raises EngineError where it names positions behind the canvas."""
+        rows, length = plan.rows, len(self.canvas)
+        if not len(rows) or rows[0] < 0 or rows[-1] >= length or plan.visible > length:
+            policy = type(self.strategy.cache).__name__
+            raise EngineError(f"The cache policy {policy} planned rows that are not on the canvas.")
+        return plan
 
     def _open(self, window: Window) -> None:
         # A part that was in flight before goes on as it was.
@@ -251,7 +271,8 @@ class SequenceState:
         place = next(free, None)
         if place is None:
             return none, none
-        assert growth.count > 0, "a canvas must grow by something"
+        if growth.count < 1:
+            raise EngineError("The iteration asked the canvas to grow by nothing.")
         count, old = growth.count, np.flatnonzero(~canvas.masked[place:]) + place
         canvas.insert(place, count)
         self.chances.move(place, count)
@@ -318,4 +339,6 @@ class SequenceState:
             rows = range(min(rows.start, int(sources[0])), min(rows.stop, last))
         else:
             rows = np.union1d(rows[rows < last], sources)
+        # What is left out here did not run, whatever the policy noted when it planned.
+        self.cache_state.reach = min(self.cache_state.reach, last)
         return replace(plan, rows=rows, visible=min(plan.visible, last))

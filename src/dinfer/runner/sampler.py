@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dinfer.engine.sequence import SequenceState
+from dinfer.errors import EngineError
 from dinfer.kernel.greedy import greedy_search
 from dinfer.kernel.sampling import Guidance, RowSampling, SamplingExtras, kept, propose
 from dinfer.nn.transformer import Transformer
@@ -75,23 +76,49 @@ class DecodeRow:
 
 def sample_and_commit(
     batch: Many[SequenceState], hidden_TD: Tensor, model: Transformer, mask_id: int | None
-) -> list[SampledStep]:
-    """One Committed per sequence of the batch, in its order."""
+) -> list[SampledStep | Exception]:
+    """What each sequence of the batch commits, in its order, or why it cannot: an error that its
+    iteration or its decoder raised, or logits that are not finite.
+    """
     asked = [s.asked for s in batch]
     starts = list(itertools.accumulate(map(len, asked), initial=0))
     found = _found(batch, asked, starts, hidden_TD, model, mask_id)
+    finite = found["confidence"].isfinite().cpu().numpy()
+    failed: dict[int, Exception] = {}
     groups: dict[Decoder, list[DecodeRow]] = defaultdict(list)
     for number, sequence in enumerate(batch):
-        _show(sequence, asked[number], found, slice(starts[number], starts[number + 1]))
+        rows = slice(starts[number], starts[number + 1])
+        if not finite[rows].all():
+            failed[number] = EngineError("The model's logits are not finite (NaN or infinite).")
+            continue
+        try:
+            _show(sequence, asked[number], found, rows)
+        except Exception as error:
+            failed[number] = error
+            continue
         for line in _lines(number, sequence, asked[number], starts[number]):
             groups[sequence.strategy.decoder].append(line)
     done: list[list[SampledStep]] = [[] for _ in batch]
     for decoder, lines in groups.items():
-        rule: Rule | None = getattr(decoder, "rule", None)
-        decided = _by_rule(rule, lines, found) if rule else _decide(decoder, lines, found)
-        for line, commit in zip(lines, decided, strict=True):
-            done[line.owner].append(commit)
-    return [_joined(parts) for parts in done]
+        for line, commit in zip(lines, _decided(decoder, lines, found), strict=True):
+            if isinstance(commit, Exception):
+                failed[line.owner] = commit
+            else:
+                done[line.owner].append(commit)
+    return [failed.get(number) or _joined(parts) for number, parts in enumerate(done)]
+
+
+def _decided(
+    decoder: Decoder, lines: list[DecodeRow], found: dict[str, Tensor]
+) -> Many[SampledStep | Exception]:
+    """The commits of a decoder's lines. Where it raises, each line is tried by itself."""
+    rule: Rule | None = getattr(decoder, "rule", None)
+    try:
+        return _by_rule(rule, lines, found) if rule else _decide(decoder, lines, found)
+    except Exception as error:
+        if len(lines) == 1:
+            return [error]
+        return [each for line in lines for each in _decided(decoder, [line], found)]
 
 
 def _show(sequence: SequenceState, asked: Ids, found: dict[str, Tensor], rows: slice) -> None:
