@@ -3,6 +3,8 @@ are scripted.
 """
 
 import json
+import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from dinfer.attention.backend import StoredKV
 from dinfer.engine.engine import Engine, Limits
 from dinfer.errors import RequestError
 from dinfer.loader.load import Loaded, load
+from dinfer.native import build
 from dinfer.nn.transformer import ModelConfig
 from dinfer.request import Output, Request, SamplingParams, TextEvent
 from dinfer.step import ModelInfo
@@ -52,6 +55,45 @@ def models() -> dict[str, Loaded]:
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of loaded models stay as they come, to be read or written over."""
     monkeypatch.setattr("dinfer.loader.load.packs", lambda device, dtype: False)
+
+
+def skip_native(reason: str) -> None:
+    """Skips a test of the native kernels; where DINFER_TEST_NO_SKIP is set, that is a failure."""
+    if os.environ.get("DINFER_TEST_NO_SKIP"):
+        pytest.fail(f"skipped, which DINFER_TEST_NO_SKIP forbids: {reason}")
+    pytest.skip(reason)
+
+
+def _paths() -> list[str]:
+    """All paths of this kind of CPU, or the one that DINFER_KERNELS names."""
+    if asked := os.environ.get(build.CHOICE):
+        return [asked]
+    arm = platform.machine() in ("aarch64", "arm64")
+    return [path for path in build.PATHS if path.startswith("neon") == arm]
+
+
+@pytest.fixture(params=_paths())
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The native kernels, on every path in turn."""
+    path = str(request.param)
+    if path == "off":
+        pytest.skip(f"{build.CHOICE} is off")
+    if path not in build.supported():
+        skip_native(f"this machine cannot run the path {path}")
+    monkeypatch.setenv(build.CHOICE, path)
+    build.able.cache_clear()
+    if not build.able():
+        skip_native("the kernels cannot be compiled")
+    return path
+
+
+@pytest.fixture
+def native() -> None:
+    """The test needs the native kernels, on the path that is chosen."""
+    if os.environ.get(build.CHOICE) == "off":
+        pytest.skip(f"{build.CHOICE} is off")
+    if not build.able():
+        skip_native("this machine cannot run the kernels")
 
 
 @pytest.fixture

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from dinfer import LLM
+from dinfer.errors import RequestError
 from dinfer.native import build
 from dinfer.runner.native_cpu import NativeRunner
 
-needs = pytest.mark.skipif(not build.able(), reason="this machine cannot run the kernels")
+needs = pytest.mark.usefixtures("native")
 
 
 @pytest.fixture
 def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty cache folder, and nothing known of this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("able", "library"):
+    for name in ("able", "_library"):
         monkeypatch.setattr(build, name, cache(getattr(build, name).__wrapped__))
     return tmp_path
 
@@ -27,8 +28,8 @@ def test_compiled_once(afresh: Path) -> None:
     assert build.able()
     (made,) = (afresh / "dinfer").iterdir()
     before = made.stat().st_mtime_ns
-    build.library.cache_clear()
-    assert build.library().raised() in (0, 1)
+    build._library.cache_clear()
+    assert build.library().form() in (0, 1, 2)
     assert made.stat().st_mtime_ns == before
 
 
@@ -51,15 +52,28 @@ def test_a_compiler_that_fails(
 
 @needs
 def test_who_uses_them() -> None:
-    """bfloat16 and int8 of dense families, unless told not to."""
+    """Every family but Gemma's, in float32, bfloat16, int8 and int4, unless told not to."""
     for dtype, quant, compiled, used in (
         ("bfloat16", None, None, True),
         ("bfloat16", None, True, True),
         ("bfloat16", None, False, False),
-        ("bfloat16", "int8", None, True),
-        ("bfloat16", "int4", None, False),
-        ("float32", None, None, False),
+        ("float32", "int8", None, True),
+        ("bfloat16", "int4", None, True),
+        ("bfloat16", "int4:group=32", None, False),
+        ("float32", None, None, True),
+        ("float16", None, None, False),
     ):
         llm = LLM("tiny-llada", dtype=dtype, device="cpu", quant=quant, compiled=compiled)
         assert isinstance(llm.engine.runner.dense, NativeRunner) == used
         assert used or llm.engine.runner.body is llm.loaded.model
+
+
+def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "supported", lambda: ("avx2", "avx512"))
+    for asked, found in (("", "avx512"), ("avx2", "avx2"), ("off", None)):
+        monkeypatch.setenv(build.CHOICE, asked)
+        assert build.chosen() == found
+    for asked in ("amx", "AVX2", "none"):
+        monkeypatch.setenv(build.CHOICE, asked)
+        with pytest.raises(RequestError, match=f"{asked}.*off, avx2, avx512"):
+            build.chosen()

@@ -27,6 +27,8 @@ from dinfer.nn import quantized
 from dinfer.nn.linear import Linear
 from dinfer.nn.packed import Packed, packs
 from dinfer.nn.transformer import ModelConfig, Transformer
+from dinfer.quant.int4 import Int4
+from dinfer.quant.int8 import Int8
 from dinfer.registry import build, names, near
 from dinfer.runner.native_cpu import supports
 from dinfer.step import ModelInfo
@@ -259,7 +261,8 @@ def empty(
     stored = Packed() if scheme is None else scheme
     on_cpu = device.type == "cpu"
     if compiled is not False and on_cpu and supports(family.Model, shape, dtype, stored):
-        scheme = PrepackedScheme(stored)
+        # A plain head would take longer to read than all that int4 leaves of the layers.
+        scheme = PrepackedScheme(stored, Int8() if isinstance(stored, Int4) else None)
     elif scheme is None and packs(device, dtype):
         scheme = stored
     model = blank(family, shape, dtype, scheme).to_empty(device=device)

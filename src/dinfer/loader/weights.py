@@ -68,7 +68,7 @@ def places(
     found: dict[str, WeightTarget] = {}
     for name, slot in slots.items():
         place = _place(model, slot)
-        if coded and isinstance(place, QuantizedWeight):
+        if coded and isinstance(place, QuantizedWeight) and not place.scheme.from_plain:
             found |= {name: place.codes, f"{name}_scale": place.scales}
         else:
             found[name] = place

@@ -46,8 +46,12 @@ def _can_pack(dtype: torch.dtype) -> bool:
 class Packed:
     """All bits of the weights, which take the codes' place; there are no scales."""
 
-    head: ClassVar[bool] = True
     copies: ClassVar[bool] = False
+    from_plain: ClassVar[bool] = False
+
+    def for_head(self) -> "Packed":
+        """Stored so too."""
+        return self
 
     def fits(self, size: int) -> bool:
         """Rows of any size."""

@@ -23,10 +23,17 @@ AT_ONCE = 1 << 20
 class Scheme(Protocol):
     """A way to store weights: in fewer bits (`quant/`), or laid out for a device (`packed.py`)."""
 
-    head: ClassVar[bool]
-    """Whether the head is stored so too; else it stays as it is."""
     copies: ClassVar[bool]
-    """Whether that also holds for a head that is the embedding, which then has a copy so stored."""
+    """Whether a head that is the embedding has a copy that is stored as `for_head` says."""
+
+    @property
+    def from_plain(self) -> bool:
+        """Whether checkpoints whose other weights are stored as codes hold these plain."""
+        ...
+
+    def for_head(self) -> "Scheme | None":
+        """How the head is stored; None = as it is."""
+        ...
 
     def fits(self, size: int) -> bool:
         """Whether weights with rows of this size can be stored so."""
@@ -180,9 +187,9 @@ def prepare(model: Transformer, scheme: Scheme) -> None:
             else:
                 continue
             setattr(owner, name, coded)
-    shape = model.shape
-    if scheme.head and (not shape.tied or scheme.copies) and scheme.fits(shape.hidden):
-        model.set_submodule("head", QuantizedHead(scheme, shape.hidden, shape.vocab))
+    shape, head = model.shape, scheme.for_head()
+    if head is not None and (not shape.tied or scheme.copies) and head.fits(shape.hidden):
+        model.set_submodule("head", QuantizedHead(head, shape.hidden, shape.vocab))
 
 
 def finalize(model: Transformer) -> None:

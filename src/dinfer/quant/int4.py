@@ -22,13 +22,16 @@ class Int4:
     """
 
     group: int = 64
-    head: ClassVar[bool] = False
     copies: ClassVar[bool] = False
+    from_plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
             allowed = ", ".join(map(str, GROUPS))
             raise RequestError(f"int4 group is {self.group}; it must be one of {allowed}.")
+
+    def for_head(self) -> None:
+        """It stays as it is."""
 
     def fits(self, size: int) -> bool:
         """Rows of whole groups."""

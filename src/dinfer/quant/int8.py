@@ -15,8 +15,12 @@ from dinfer.kernel.int8 import Product, int8_product, quantize_rows
 class Int8:
     """One byte a weight and one float32 scale a row; integer products."""
 
-    head: ClassVar[bool] = True
     copies: ClassVar[bool] = False
+    from_plain: ClassVar[bool] = False
+
+    def for_head(self) -> "Int8":
+        """Stored so too."""
+        return self
 
     def fits(self, size: int) -> bool:
         """Rows of any size."""

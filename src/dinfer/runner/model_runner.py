@@ -28,8 +28,8 @@ Ids = npt.NDArray[np.int64]
 
 class Runner:
     """A model over a pool. sight: its attention pattern. The body runs as one call of our own
-    kernels where the model was loaded for them, but in steps with masks or shadow rows, which they
-    do not know. compiled: without them, as one graph; False = as neither.
+    kernels where the model was loaded for them. compiled: without them, as one graph; False = as
+    neither.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Runner:
             sequence.canvas.stale[rows] = False
         shades = self._shades(batch, tokens, positions)
         longest = max(len(sequence.canvas) for sequence in batch)
-        if self.dense and not shades and not any(s.seen is not None for s in spans[None]):
+        if self.dense:
             x = self._embed(torch.from_numpy(np.concatenate(tokens)), soft) if soft else None
-            return self.dense((*tokens, *positions, *slots), spans[None], longest, x)
+            return self.dense((*tokens, *positions, *slots), spans[None], longest, x, shades)
         # One array goes to the device, not three: shadow rows have no slots.
         count = start + sum(len(sequence.shadow) for sequence in batch)
         more = np.zeros(num_padding_rows(count, self.device) if self._fills_up else 0, np.int64)

@@ -1,4 +1,4 @@
-"""A dense model's body as one call of `native/dense.cpp`."""
+"""The body of a dense or mixture model as one call of `native/dense.cpp`."""
 
 import ctypes
 from collections.abc import Sequence
@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from dinfer.attention.sdpa import Segment
+from dinfer.attention.self_masked import SelfMaskedRows
 from dinfer.kv.pool import KVCachePool
 from dinfer.native import build, pages
-from dinfer.native.products import Linear, PrepackedScheme, Product, Search
+from dinfer.native.products import (
+    PANEL, ROWS, STEP, Linear, PrepackedScheme, Product, Search, is_wide,
+)  # fmt: skip
 from dinfer.nn.mlp import GatedMLP
+from dinfer.nn.moe import GroupedSigmoid, MixtureMLP, Softmax
 from dinfer.nn.norm import RMSNorm
 from dinfer.nn.packed import Packed
-from dinfer.nn.quantized import QuantizedHead, QuantizedLinear
+from dinfer.nn.quantized import QuantizedGroupedLinear, QuantizedHead, QuantizedLinear
 from dinfer.nn.rope import rotary_table
 from dinfer.nn.transformer import Layer, ModelConfig, Transformer
+from dinfer.quant.int4 import Int4
 from dinfer.quant.int8 import Int8
 
 Ids = npt.NDArray[np.int64]
@@ -34,19 +39,40 @@ def supports(
     kind: type[Transformer], shape: ModelConfig, dtype: torch.dtype, scheme: object
 ) -> bool:
     """Whether the kernels can run such a model, its weights stored so, on this machine."""
-    line = 64 if isinstance(scheme, Int8) else 32
-    inner = (shape.hidden, shape.intermediate, shape.heads * shape.head_size)
     return (
-        isinstance(scheme, Packed | Int8)
-        and kind is Transformer
-        and shape.mixture is None
-        and dtype == torch.bfloat16
-        and all(size % line == 0 for size in inner)
+        kind is Transformer
+        and dtype in ROWS
+        and _fits(shape, dtype, scheme)
         and shape.head_size % _LANES == 0
         and shape.head_size <= _WIDEST
         and shape.rotary % _LANES == 0
         and build.able()
     )
+
+
+def _fits(shape: ModelConfig, dtype: torch.dtype, scheme: object) -> bool:
+    """Whether all products have inputs in whole steps (and groups) and outputs in whole panels."""
+    if isinstance(scheme, Packed):
+        step = max(PANEL, STEP[dtype])
+    elif isinstance(scheme, Int8):
+        step = STEP[torch.int8]
+    elif isinstance(scheme, Int4):
+        step = max(STEP[torch.uint8], scheme.group)
+        if scheme.group % STEP[torch.uint8]:
+            return False
+    else:
+        return False
+    sizes = [shape.hidden, shape.heads * shape.head_size]
+    mixture = shape.mixture
+    if mixture is None or mixture.first > 0:
+        sizes.append(shape.intermediate)
+    if mixture is not None:
+        sizes += (mixture.intermediate, mixture.shared)
+        if mixture.activation != "silu" or not isinstance(
+            mixture.routing, Softmax | GroupedSigmoid
+        ):
+            return False
+    return all(size % step == 0 for size in sizes)
 
 
 def _struct(name: str, **kinds: Any) -> type[ctypes.Structure]:
@@ -56,11 +82,17 @@ def _struct(name: str, **kinds: Any) -> type[ctypes.Structure]:
 _At, _N = ctypes.c_void_p, ctypes.c_int64
 _Layer = _struct(
     "_Layer", qkv=Linear, out=Linear, gate_up=Linear, down=Linear,
-    attention_norm=_At, q_norm=_At, k_norm=_At, mlp_norm=_At, keys=_At, values=_At,
+    attention_norm=_At, q_norm=_At, k_norm=_At, mlp_norm=_At, keys=_At, values=_At, mixture=_At,
 )  # fmt: skip
 _Model = _struct(
     "_Model", layers=_At, norm=_At, embedding=_At, count=_N, hidden=_N, heads=_N, kv_heads=_N,
-    size=_N, rotary=_N, intermediate=_N, slots=_N, eps=ctypes.c_double,
+    size=_N, rotary=_N, intermediate=_N, slots=_N, experts=_N, top=_N, expert=_N,
+    eps=ctypes.c_double,
+)  # fmt: skip
+_Mixture = _struct(
+    "_Mixture", router=Linear, gate_up=_At, down=_At, shared_gate_up=Linear, shared_down=Linear,
+    bias=_At, experts=_N, top=_N, intermediate=_N, shared=_N, groups=_N, kept=_N, normalised=_N,
+    scale=ctypes.c_double,
 )  # fmt: skip
 
 
@@ -95,50 +127,97 @@ class NativeRunner:
         spans: Sequence[Segment],
         length: int,
         x_TD: Tensor | None = None,
+        shades: Sequence[SelfMaskedRows] = (),
     ) -> Tensor:
         """Normed hidden rows [T, D], as Transformer.forward gives them.
 
-        inputs: tokens, positions and slots of the rows, 3 T numbers one after the other. spans: who
-        sees what; of none of them a mask. length: positions are below it. x_TD: input rows, where
-        they are not the tokens' embeddings.
+        inputs: tokens, positions and slots of the rows, one after the other; shadow rows, which
+        come last, have no slots. spans: who sees what. length: positions are below it. x_TD: input
+        rows, where they are not the tokens' embeddings. shades: what the shadow rows see.
         """
         cos, sin = self._rotary(length)
-        plan = np.concatenate((*inputs, *_table(spans)))
-        rows = sum(map(len, inputs)) // 3
-        out = torch.empty(rows, self.model.shape.hidden, dtype=torch.bfloat16)
-        given = None if x_TD is None else x_TD.data_ptr()
+        shadows = shades[-1].span.stop if shades else 0
+        rows = (sum(map(len, inputs)) + shadows) // 3
+        all_spans = [*spans, *(_beside(shade, rows - shadows) for shade in shades)]
+        masks = [span.seen for span in all_spans if span.seen is not None]
+        flags = np.concatenate([x.ravel() for x in masks]) if masks else None
+        plan = np.concatenate((*inputs, *_table(all_spans)))
+        embedding = self.model.embedding.weight
+        out = torch.empty(rows, self.model.shape.hidden, dtype=embedding.dtype)
         self._library.body(
-            ctypes.addressof(self._model), given, plan.ctypes.data, cos.data_ptr(), sin.data_ptr(),
-            out.data_ptr(), rows, len(spans), torch.get_num_threads(),
+            ctypes.addressof(self._model), None if x_TD is None else x_TD.data_ptr(),
+            plan.ctypes.data, None if flags is None else flags.ctypes.data,
+            cos.data_ptr(), sin.data_ptr(), out.data_ptr(), rows, rows - shadows, len(all_spans),
+            is_wide(out), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
     def _lay(self, pool: KVCachePool) -> None:
         """The model in the words of dense.cpp."""
-        shape, model = self.model.shape, self.model
+        shape, model, mixture = self.model.shape, self.model, self.model.shape.mixture
         self._layers = (_Layer * shape.layers)()
         for number, layer in enumerate(model.layers):
-            assert isinstance(layer, Layer) and isinstance(layer.mlp, GatedMLP)
-            attention, mlp = layer.attention, layer.mlp
-            self._layers[number] = _Layer(
-                self._linear(attention.qkv), self._linear(attention.out),
-                self._linear(mlp.gate_up), self._linear(mlp.down),
-                self._norm(layer.attention_norm), self._norm(attention.q_norm),
-                self._norm(attention.k_norm), self._norm(layer.mlp_norm),
-                pool.keys(number).data_ptr(), pool.values(number).data_ptr(),
-            )  # fmt: skip
+            assert isinstance(layer, Layer)
+            self._layers[number] = self._layer(layer)
+            self._layers[number].keys = pool.keys(number).data_ptr()
+            self._layers[number].values = pool.values(number).data_ptr()
         self._model = _Model(
             ctypes.addressof(self._layers), self._norm(model.norm),
             model.embedding.weight.data_ptr(), shape.layers, shape.hidden, shape.heads,
             shape.kv_heads, shape.head_size, shape.rotary or shape.head_size, shape.intermediate,
-            len(pool.keys(0)), shape.norm_eps,
+            len(pool.keys(0)), eps=shape.norm_eps,
         )  # fmt: skip
+        if mixture is not None:
+            self._model.experts, self._model.top = mixture.experts, mixture.routing.top
+            self._model.expert = mixture.intermediate
+            dense = shape.intermediate if mixture.first else 0
+            self._model.intermediate = max(dense, mixture.shared)
+
+    def _layer(self, layer: Layer) -> Any:
+        attention, mlp = layer.attention, layer.mlp
+        out = _Layer(
+            self._linear(attention.qkv), self._linear(attention.out),
+            attention_norm=self._norm(layer.attention_norm), q_norm=self._norm(attention.q_norm),
+            k_norm=self._norm(attention.k_norm), mlp_norm=self._norm(layer.mlp_norm),
+        )  # fmt: skip
+        if isinstance(mlp, MixtureMLP):
+            self._kept.append(self._mixture(mlp))
+            out.mixture = ctypes.addressof(self._kept[-1])
+        else:
+            out.gate_up, out.down = self._linear(mlp.gate_up), self._linear(mlp.down)
+        return out
+
+    def _mixture(self, mlp: MixtureMLP) -> Any:
+        routing, shape = mlp.router.routing, self.model.shape.mixture
+        assert shape is not None and isinstance(routing, Softmax | GroupedSigmoid)
+        router = Product(mlp.router.weight.detach(), mlp.router.weight)
+        self._kept.append(router)
+        out = _Mixture(
+            router.linear, self._experts(mlp.gate_up), self._experts(mlp.down),
+            experts=shape.experts, top=routing.top, intermediate=shape.intermediate,
+        )  # fmt: skip
+        if mlp.router.bias is not None:
+            out.bias = self._floats(mlp.router.bias)
+        if isinstance(routing, GroupedSigmoid):
+            out.groups, out.kept, out.scale = routing.groups, routing.kept, routing.scale
+        else:
+            out.normalised = routing.normalised
+        if isinstance(mlp.shared, GatedMLP):
+            out.shared = shape.shared
+            out.shared_gate_up = self._linear(mlp.shared.gate_up)
+            out.shared_down = self._linear(mlp.shared.down)
+        return out
+
+    def _experts(self, layer: torch.nn.Module) -> int:
+        """The address of the experts' weights."""
+        assert isinstance(layer, QuantizedGroupedLinear)
+        linears = (Linear * layer.count)(*(_product(x).linear for x in layer.products))
+        self._kept.append(linears)
+        return ctypes.addressof(linears)
 
     def _linear(self, layer: torch.nn.Module) -> Linear:
         assert isinstance(layer, QuantizedLinear)
-        product = layer.products[0]
-        assert isinstance(product, Product)
-        linear = Linear.from_buffer_copy(product.linear)
+        linear = Linear.from_buffer_copy(_product(layer.products[0]).linear)
         if layer.bias is not None:
             linear.bias = self._floats(layer.bias)
         return linear
@@ -161,17 +240,32 @@ class NativeRunner:
         return self._tables
 
 
+def _product(given: object) -> Product:
+    assert isinstance(given, Product)
+    return given
+
+
+def _beside(shade: SelfMaskedRows, first: int) -> Segment:
+    """The span of shadow rows, the first of them row `first`: each sees all but its column."""
+    span, (rows, slots) = shade.span, shade.span.size
+    seen = np.ones((rows, slots), np.bool_) if span.seen is None else span.seen.copy()
+    seen[np.arange(rows), shade.columns.numpy()] = False
+    return Segment(first + span.start, first + span.stop, span.slots, seen)
+
+
 def _table(spans: Sequence[Segment]) -> list[Ids]:
-    """[spans * 4] as attention.h has them, and the slots of those that are no runs."""
+    """[spans * 5] as attention.h has them, and the slots of those that are no runs."""
     numbers: list[int] = []
     lists: list[Ids] = []
-    at = 0
+    listed = flags = 0
     for span in spans:
-        slots = span.slots
+        slots, (rows, count) = span.slots, span.size
+        mask = -1 if span.seen is None else flags
+        flags += 0 if span.seen is None else rows * count
         if isinstance(slots, slice):
-            numbers += (span.start, span.stop, slots.start, slots.stop - slots.start)
+            numbers += (span.start, span.stop, slots.start, count, mask)
         else:
-            numbers += (span.start, span.stop, -1 - at, len(slots))
+            numbers += (span.start, span.stop, -1 - listed, count, mask)
             lists.append(slots)
-            at += len(slots)
+            listed += count
     return [np.array(numbers, np.int64), *lists]
