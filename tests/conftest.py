@@ -55,6 +55,7 @@ def models() -> dict[str, Loaded]:
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of loaded models stay as they come, to be read or written over."""
     monkeypatch.setattr("dinfer.loader.load.packs", lambda device, dtype: False)
+    monkeypatch.setattr("dinfer.loader.load.supports", lambda *_: False)
 
 
 def skip_native(reason: str) -> None:

@@ -54,7 +54,8 @@ def test_models(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """
 
     def load() -> LLM:
-        return LLM(GOLDEN / family, dtype="float32", device="cpu", facts=golden_facts(family))
+        facts = golden_facts(family)
+        return LLM(GOLDEN / family, "float32", "cpu", facts=facts, compiled=False)
 
     packed = load()
     monkeypatch.setattr("dinfer.loader.load.packs", lambda device, dtype: False)

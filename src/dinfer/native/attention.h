@@ -21,7 +21,8 @@ struct Task {  // queries first..last (by row, then by head of the group) of one
 
 struct Span {           // as runner/native_cpu.py lays them out
   int64_t start, stop;  // rows
-  int64_t slot;   // of a run its first slot; else -1 less the place in `listed` where its slots begin
+  int64_t
+      slot;  // of a run its first slot; else -1 less the place in `listed` where its slots begin
   int64_t count;  // slots
   int64_t mask;   // place in `masks` where [rows][slots] flags begin; -1 = every row sees all slots
 };
@@ -34,8 +35,8 @@ struct Seen {  // by the spans of a step
 // One layer. Shadow rows, from row `shadow` on, see a key and value of their own besides.
 template <class T, class Query>
 struct Heads {
-  const Query* q;           // [rows, heads, d]
-  const T *keys, *values;   // [kv_heads, slots, d]
+  const Query* q;                  // [rows, heads, d]
+  const T *keys, *values;          // [kv_heads, slots, d]
   const T *own_keys, *own_values;  // [kv_heads, shadow rows, d]
   int64_t slots, heads, kv_heads, size, shadow, shadows;
 };
@@ -79,7 +80,8 @@ inline void online_softmax(const A& a, int64_t team, const Slots<T>& slots,
   if (masks) mask_scores(a.scores, masks, slots.count);
   const Floats scale = all(1.0f / std::sqrt(static_cast<float>(a.d)));
   Floats most = top;
-  for (int64_t s = 0; s < slots.count; s++) most = greater(most, load(a.scores + s * LANES) * scale);
+  for (int64_t s = 0; s < slots.count; s++)
+    most = greater(most, load(a.scores + s * LANES) * scale);
   const Floats shrink = exponential(top - most);
   top = most;
   norm *= shrink;

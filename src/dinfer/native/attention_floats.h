@@ -8,9 +8,9 @@ struct FloatAttention {
   using Query = float;
   static constexpr int CHANNELS = LANES == 8 ? 8 : 16, SLOTS = 12;  // summed in registers at once
   int64_t d;
-  float *q, *sums;         // [TEAMS][d][LANES]
-  float *scores, *probs;   // [BLOCK][LANES]
-  float *keys, *values;    // bfloat16: [BLOCK][d], widened
+  float *q, *sums;        // [TEAMS][d][LANES]
+  float *scores, *probs;  // [BLOCK][LANES]
+  float *keys, *values;   // bfloat16: [BLOCK][d], widened
   const float *key[BLOCK], *value[BLOCK];
 
   static constexpr bool WIDENS = !std::is_same_v<T, float>;

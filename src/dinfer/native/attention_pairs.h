@@ -160,8 +160,7 @@ struct PairAttention {
 
   template <class Write>
   void store_output(int64_t team, Floats by, int64_t lanes, Write write) const {
-    const __m512i first =
-        _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int64_t lane = 0; lane < lanes; lane++)
       for (int64_t c = 0; c < d; c += 32) {

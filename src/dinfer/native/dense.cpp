@@ -82,7 +82,8 @@ void run_search(const Piece* pieces, int64_t count, const T* x, const int64_t* i
   });
 }
 
-// `call(T*, K)` with what rows are stored in (`wide`: float32, else bfloat16) and a kind of weights.
+// `call(T*, K)` with what rows are stored in (`wide`: float32, else bfloat16) and a kind of
+// weights.
 template <class Call>
 void dispatch(int64_t kind, bool wide, Call call) {
   auto with = [&](auto weights) {
@@ -116,8 +117,8 @@ void body(const Model* model, const void* x, const int64_t* plan, const uint8_t*
   const int64_t* slots = plan + 2 * rows;
   const Span* spans = reinterpret_cast<const Span*>(slots + stored);
   const int64_t* listed = reinterpret_cast<const int64_t*>(spans + spans_count);
-  const Step step{x,     plan,           plan + rows, slots, cos,    sin,
-                  spans, {listed, masks}, out,         rows,  stored, spans_count};
+  const Step step{x,   plan, plan + rows, slots,      cos, sin, spans, {listed, masks},
+                  out, rows, stored,      spans_count};
   dispatch(model->layers->qkv.kind, wide, [&](auto* type, auto kind) {
     run_stack<std::remove_pointer_t<decltype(type)>, decltype(kind)>(*model, step, threads);
   });

@@ -6,15 +6,15 @@
 
 #include "product.h"
 
-struct Mixture {  // as in engine/dense.py
+struct Mixture {                 // as in engine/dense.py
   Linear router;                 // float32
   const Linear *gate_up, *down;  // of each expert
   Linear shared_gate_up, shared_down;
-  const float* bias;             // sigmoid: [experts] or null
+  const float* bias;                           // sigmoid: [experts] or null
   int64_t experts, top, intermediate, shared;  // shared: intermediate size of that expert, or 0
-  int64_t groups, kept;          // sigmoid; groups is 0 for a softmax
-  int64_t normalised;            // softmax: the weights are made to sum to 1
-  double scale;                  // sigmoid
+  int64_t groups, kept;                        // sigmoid; groups is 0 for a softmax
+  int64_t normalised;                          // softmax: the weights are made to sum to 1
+  double scale;                                // sigmoid
 };
 
 // The `top` greatest of `scores`, the earlier one of equals, in falling order.

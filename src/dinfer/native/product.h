@@ -159,7 +159,8 @@ inline void finish(const Block<K>& b, float* out, int64_t stride) {
     const int64_t column = b.panel * COLUMNS + i;
     const Floats bias = w.bias ? load(w.bias + column) : Floats{};
     Floats scale = all(1.0f);
-    if constexpr (std::is_same_v<K, Int8>) scale = load(static_cast<const float*>(w.scales) + column);
+    if constexpr (std::is_same_v<K, Int8>)
+      scale = load(static_cast<const float*>(w.scales) + column);
     for (int64_t r = 0; r < b.count; r++) {
       float* place = out + r * stride + i;
       Floats y = load(place);
@@ -258,6 +259,5 @@ inline void copy_row(const Rows& from, int64_t row, const Rows& to, int64_t plac
     memcpy(to.at<K>(place, i), from.at<K>(row, i), LINE<K>);
   if (K::CODES) to.scales[place] = from.scales[row];
   const int64_t steps = size / K::INPUTS;
-  if (std::is_same_v<K, Int4>)
-    memcpy(to.sums + place * steps, from.sums + row * steps, 4 * steps);
+  if (std::is_same_v<K, Int4>) memcpy(to.sums + place * steps, from.sums + row * steps, 4 * steps);
 }

@@ -21,12 +21,12 @@ struct Tiles {
   ~Tiles() { _tile_release(); }
 };
 
-#define MULTIPLY(sum, rows, weights)                 \
-  if constexpr (std::is_same_v<K, Int8>)             \
-    _tile_dpbssd(sum, rows, weights);                \
-  else if constexpr (std::is_same_v<K, Int4>)        \
-    _tile_dpbsud(sum, rows, weights);                \
-  else                                               \
+#define MULTIPLY(sum, rows, weights)          \
+  if constexpr (std::is_same_v<K, Int8>)      \
+    _tile_dpbssd(sum, rows, weights);         \
+  else if constexpr (std::is_same_v<K, Int4>) \
+    _tile_dpbsud(sum, rows, weights);         \
+  else                                        \
     _tile_dpbf16ps(sum, rows, weights);
 
 template <class K>

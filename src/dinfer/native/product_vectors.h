@@ -1,7 +1,7 @@
 // The product of a panel with a part of a band, in vectors of any width.
 //
-// A block of rows times vectors of outputs is summed in registers: rows come one number (or pair, or
-// four codes) at a time, spread over all lanes. Which rows go together changes no result.
+// A block of rows times vectors of outputs is summed in registers: rows come one number (or pair,
+// or four codes) at a time, spread over all lanes. Which rows go together changes no result.
 #pragma once
 #include "product.h"
 
@@ -167,7 +167,8 @@ inline void some_rows(const Block<K>& b, int64_t row, int pass, bool fetch, floa
       for (int v = 0; v < VECS; v++) store(out + r * stride + v * LANES, sums[r][v]);
   } else {
     const int64_t group = b.w.group;
-    for (int64_t s = 0; s < b.w.steps; s += group, w += group * STEP<K>, x += group * LINE<K> * BAND) {
+    for (int64_t s = 0; s < b.w.steps;
+         s += group, w += group * STEP<K>, x += group * LINE<K> * BAND) {
       Sums<N> sums{};
       add_steps<K, N>(sums, x, w, group, pass, fetch);
       for (int v = 0; v < VECS; v++) {

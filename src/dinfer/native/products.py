@@ -63,7 +63,7 @@ def _whole_panels(x: Tensor) -> Tensor:
 
 def _exchanged(codes_OD: Tensor) -> Tensor:
     """The second and third of each four inputs change places."""
-    fours = codes_OD.unflatten(1, (-1, 4))
+    fours = codes_OD.reshape(len(codes_OD), -1, 4)
     return fours[..., [0, 2, 1, 3]].flatten(1)
 
 
@@ -71,7 +71,7 @@ def _interleaved(codes_OD: Tensor) -> Tensor:
     """Packed int4 codes [O, D / 2]: of each 64 inputs, input i in the low half of byte i and input
     32 + i in the high one.
     """
-    steps = codes_of(codes_OD).unflatten(1, (-1, 2, 32))
+    steps = codes_of(codes_OD).view(len(codes_OD), -1, 2, 32)
     return (steps[:, :, 0] | steps[:, :, 1] << 4).flatten(1)
 
 
@@ -105,7 +105,7 @@ class Product:
     def _lay_int4(self, codes_OD: Tensor, scales_OG: Tensor) -> None:
         groups = scales_OG.shape[1]
         self.linear.weights = self._keep(packed(_interleaved(codes_OD)))
-        scales = _whole_panels(scales_OG).unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1)
+        scales = _whole_panels(scales_OG).view(-1, PANEL, groups, 2).permute(0, 2, 3, 1)
         self.linear.scales = self._keep(scales)
         self.linear.group = self.linear.steps // groups
 
@@ -160,8 +160,8 @@ class Search:
 
 @dataclass(frozen=True)
 class PrepackedScheme:
-    """A scheme of `nn/quantized.py` whose weights (plain, int8 or int4 codes) are laid out so. head:
-    that of the head; None = the same. from_plain: see Scheme.
+    """A scheme of `nn/quantized.py` whose weights (plain, int8 or int4 codes) are laid out so.
+    head: the scheme of the head; None = the same. from_plain: see Scheme.
     """
 
     scheme: Any

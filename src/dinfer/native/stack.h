@@ -10,7 +10,7 @@ struct Layer {
   Linear qkv, out, gate_up, down;
   const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // q_norm and k_norm may be null
   void *keys, *values;                                       // [kv_heads, slots, d]
-  const Mixture* mixture;                                    // in place of gate_up and down, or null
+  const Mixture* mixture;  // in place of gate_up and down, or null
 };
 
 struct Model {
@@ -31,7 +31,7 @@ struct Step {
   const float *cos, *sin;  // [positions, rotary / 2]
   const Span* spans;
   Seen seen;
-  void* out;  // [rows, hidden], normed
+  void* out;                          // [rows, hidden], normed
   int64_t rows, stored, spans_count;  // rows from `stored` on are shadow rows
 };
 
@@ -117,7 +117,7 @@ class Stack {
       char** start;
       int64_t bytes;
     };
-    char *start[8];
+    char* start[8];
     const Part parts[] = {
         {&start[0], 4 * s.rows * m.hidden},
         {&start[1], codes * most(s.rows * most(m.mixed(), m.intermediate), sorted * m.expert)},
@@ -268,9 +268,17 @@ class Stack {
   }
 
   void attention(const Layer& layer, ThreadTeam& team) {
-    const Heads<T, Query> heads{
-        q,       static_cast<const T*>(layer.keys), static_cast<const T*>(layer.values),
-        own_keys, own_values, m.slots, m.heads, m.kv_heads, m.size, s.stored, s.rows - s.stored};
+    const Heads<T, Query> heads{q,
+                                static_cast<const T*>(layer.keys),
+                                static_cast<const T*>(layer.values),
+                                own_keys,
+                                own_values,
+                                m.slots,
+                                m.heads,
+                                m.kv_heads,
+                                m.size,
+                                s.stored,
+                                s.rows - s.stored};
     Attention a(workspaces + team.thread * workspace_bytes, m.size);
     const Rows out = attended();
     std::atomic<int64_t>& next = dealt[team.phase++];

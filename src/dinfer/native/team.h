@@ -14,8 +14,8 @@
 
 #include "vectors.h"
 
-// Until `done()`: spins first, as what is waited for takes microseconds, and then offers the core to
-// others. Ends early once `patience` has passed (0: never).
+// Until `done()`: spins first, as what is waited for takes microseconds, and then offers the core
+// to others. Ends early once `patience` has passed (0: never).
 template <class Done>
 inline bool spin_until(Done done, std::chrono::microseconds patience = {}) {
   using Clock = std::chrono::steady_clock;

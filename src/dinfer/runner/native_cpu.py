@@ -14,7 +14,14 @@ from dinfer.attention.self_masked import SelfMaskedRows
 from dinfer.kv.pool import KVCachePool
 from dinfer.native import build, pages
 from dinfer.native.products import (
-    PANEL, ROWS, STEP, Linear, PrepackedScheme, Product, Search, is_wide,
+    PANEL,
+    ROWS,
+    STEP,
+    Linear,
+    PrepackedScheme,
+    Product,
+    Search,
+    is_wide,
 )  # fmt: skip
 from dinfer.nn.mlp import GatedMLP
 from dinfer.nn.moe import GroupedSigmoid, MixtureMLP, Softmax
