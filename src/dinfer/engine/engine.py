@@ -35,6 +35,7 @@ from dinfer.request import (
     Usage,
     repetition,
 )
+from dinfer.runner.greedy import GreedyStep
 from dinfer.runner.model_runner import Runner
 from dinfer.runner.sampler import SampledStep, sample_and_commit
 from dinfer.step import NUM_TOP, PAGE, ModelInfo
@@ -80,6 +81,7 @@ class Engine:
         self.scheduler = Scheduler(self.pool, limits.sequences, limits.rows)
         sight = AttentionMetadata(facts.block_length, facts.causal)
         self.runner = Runner(model, self.pool, sight, compiled)
+        self.greedy = GreedyStep.of(self.runner, facts.mask_id)
         self._live: dict[str, tuple[SequenceState, OutputProcessor]] = {}
 
     @property
@@ -140,7 +142,6 @@ class Engine:
             return [self._fail(sequence)]
         return [self._finish(sequence, answer, "abort", text)]
 
-    @torch.inference_mode()
     def step(self) -> list[EngineEvent]:
         """One forward for every sequence that is scheduled, and the events of what came of it. An
         error in a strategy, a tokenizer or a row ends the request concerned with a FailureEvent.
@@ -164,8 +165,11 @@ class Engine:
         if not batch:
             return []
         try:
-            hidden = self.runner.forward(batch)
-            return sample_and_commit(batch, hidden, self.model, self.facts.mask_id)
+            if self.greedy is not None and self.greedy.accepts(batch):
+                return self.greedy.run(batch)
+            with torch.inference_mode():
+                hidden = self.runner.forward(batch)
+                return sample_and_commit(batch, hidden, self.model, self.facts.mask_id)
         except Exception as error:
             if len(batch) == 1:
                 return [error]

@@ -138,6 +138,16 @@ class SequenceState:
             strategy.decoder.monotone
         )
 
+    @cached_property
+    def by_rule(self) -> bool:
+        """Whether each of its steps is what the decoder's rule makes of the likeliest tokens."""
+        looks_on = self._hook("narrow") is not None or self._hook("grow") is not None
+        return (
+            self.plain
+            and getattr(self.strategy.decoder, "rule", None) is not None
+            and not (looks_on or self.shift or self.canvas.revisable)
+        )
+
     @property
     def pages_needed(self) -> int:
         """Pages that hold the whole canvas, however it grows, for each run of it."""

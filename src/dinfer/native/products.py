@@ -149,13 +149,22 @@ class Search:
         x = x_TD.contiguous()
         count, size = len(x) if rows is None else len(rows), x.shape[1]
         tokens, probs = torch.empty(count, dtype=torch.int64), torch.empty(count)
-        library().likeliest(
-            ctypes.addressof(self.pieces), len(self.pieces), x.data_ptr(),
-            None if rows is None else rows.data_ptr(), count, size,
-            -1 if mask_id is None else mask_id, is_wide(x), torch.get_num_threads(),
-            tokens.data_ptr(), probs.data_ptr(),
-        )  # fmt: skip
+        index = None if rows is None else rows.data_ptr()
+        found = tokens.data_ptr(), probs.data_ptr()
+        self.run(x.data_ptr(), index, (count, size), mask_id, is_wide(x), found)
         return tokens, probs
+
+    def run(
+        self, x: int, index: int | None, shape: tuple[int, int], mask_id: int | None, wide: bool,
+        found: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """The same for rows [R, D] = `shape` that lie at an address; tokens and probabilities go
+        to the two addresses `found`. wide: rows are float32, else bfloat16.
+        """
+        library().likeliest(
+            ctypes.addressof(self.pieces), len(self.pieces), x, index, *shape,
+            -1 if mask_id is None else mask_id, wide, torch.get_num_threads(), *found,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

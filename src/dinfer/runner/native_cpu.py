@@ -121,6 +121,7 @@ class NativeRunner:
         self._kept: list[Any] = []
         self._tables = (torch.empty(0), torch.empty(0))
         self._library = build.library()
+        self._wide = is_wide(model.embedding.weight)
         layers = [x for x in model.modules() if isinstance(x, QuantizedLinear)]
         if sum(layer.bytes for layer in layers) <= _SMALL:
             pages.collapse()
@@ -148,7 +149,7 @@ class NativeRunner:
         all_spans = [*spans, *(_beside(shade, rows - shadows) for shade in shades)]
         masks = [span.seen for span in all_spans if span.seen is not None]
         flags = np.concatenate([x.ravel() for x in masks]) if masks else None
-        plan = np.concatenate((*inputs, *_table(all_spans)))
+        plan = np.concatenate((*inputs, *segment_table(all_spans)))
         embedding = self.model.embedding.weight
         out = torch.empty(rows, self.model.shape.hidden, dtype=embedding.dtype)
         self._library.body(
@@ -158,6 +159,16 @@ class NativeRunner:
             is_wide(out), torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+    def run_plan(self, plan: int, rows: int, segments: int, length: int, out: int) -> None:
+        """The same for a `plan` that lies at an address, as `body` of dense.cpp wants it, without
+        masks and shadow rows; the hidden rows go to the address `out`.
+        """
+        cos, sin = self._rotary(length)
+        self._library.body(
+            ctypes.addressof(self._model), None, plan, None, cos.data_ptr(), sin.data_ptr(), out,
+            rows, rows, segments, self._wide, torch.get_num_threads(),
+        )  # fmt: skip
 
     def _lay(self, pool: KVCachePool) -> None:
         """The model in the words of dense.cpp."""
@@ -260,7 +271,7 @@ def _beside(shade: SelfMaskedRows, first: int) -> Segment:
     return Segment(first + span.start, first + span.stop, span.slots, seen)
 
 
-def _table(spans: Sequence[Segment]) -> list[Ids]:
+def segment_table(spans: Sequence[Segment]) -> list[Ids]:
     """[spans * 5] as attention.h has them, and the slots of those that are no runs."""
     numbers: list[int] = []
     lists: list[Ids] = []
