@@ -1,6 +1,5 @@
 """What `LLM` and `AsyncLLM` share: a loaded model, an engine with memory for it, prompts."""
 
-import os
 from typing import Any
 
 import torch
@@ -10,10 +9,11 @@ from dinfer.engine.input_processor import InputProcessor
 from dinfer.errors import RequestError
 from dinfer.kv.pool import page_bytes
 from dinfer.loader.load import Loaded, load
+from dinfer.resources import available_memory
 from dinfer.step import PAGE
 
 KV_MEMORY_FRACTION = 0.25
-"""Part of the free memory that the K/V pool takes at most, unless told otherwise."""
+"""Share of a CPU's available memory that the KV cache takes at most, unless told otherwise."""
 
 LATENCY_MAX_ROWS = {"cpu": 128, "cuda": 1024}
 """Rows in a step, by device, where nobody shall wait long for a step to end: enough that a row
@@ -26,7 +26,7 @@ class BaseLLM:
 
     model: bundled name, folder, GGUF file, hub id, or what `load` gave. dtype: auto, bfloat16,
     float16, float32. device: auto, cpu, cuda. facts: overrides of what the files say (mask_id,
-    eos_ids, block_length, context, iteration, cache, decoder). kv_memory: GiB for the K/V pool.
+    eos_ids, block_length, context, iteration, cache, decoder). kv_memory: GiB for the KV cache.
     max_rows: most rows in a step; None = no more than keep a step short (LATENCY_MAX_ROWS).
     compiled: None uses the native CPU kernels where they support the model (`NativeRunner`; seconds
     to compile, once a machine); True also compiles the models that they do not support with
@@ -48,6 +48,7 @@ class BaseLLM:
         compiled: bool | None = None,
         quant: str | None = None,
         family: str | None = None,
+        gpu_memory_utilization: float = 0.9,
     ) -> None:
         self.loaded = (
             model
@@ -55,25 +56,31 @@ class BaseLLM:
             else load(model, dtype, device, facts, quant, family, compiled)
         )
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
-        limits = fit_limits(self.loaded, max_sequences, max_rows, kv_memory)
+        limits = fit_limits(
+            self.loaded, max_sequences, max_rows, kv_memory, utilization=gpu_memory_utilization
+        )
         self.engine = Engine(self.loaded.model, self.facts, self.tokenizer, limits, compiled)
         self.prompts = InputProcessor(self.loaded)
 
 
 def fit_limits(
-    loaded: Loaded, sequences: int, rows: int | None, kv_memory: float | None, poison: bool = False
+    loaded: Loaded,
+    sequences: int,
+    rows: int | None,
+    kv_memory: float | None,
+    poison: bool = False,
+    utilization: float = 0.9,
 ) -> Limits:
-    """Pages for `sequences` full contexts, or as many as `kv_memory` GiB (default: a quarter of
-    what is free) hold.
+    """Pages for `sequences` full contexts, or as many as `kv_memory` GiB hold (None: as `kv_budget`
+    says).
     """
     weight = loaded.model.embedding.weight
     size = page_bytes(loaded.model.shape, weight.dtype)
     context = -(-loaded.facts.context // PAGE)
-    budget = (
-        kv_memory * 2**30
-        if kv_memory is not None
-        else KV_MEMORY_FRACTION * free_memory(weight.device)
-    )
+    if not 0 < utilization <= 1:
+        raise RequestError(f"gpu_memory_utilization is {utilization}; it must be in (0, 1].")
+    automatic = kv_memory is None
+    budget = kv_budget(weight.device, utilization) if automatic else (kv_memory or 0) * 2**30
     pages = min(sequences * context, int(budget // size))
     if pages < 1:
         raise RequestError(
@@ -83,8 +90,12 @@ def fit_limits(
     return Limits(sequences, rows or LATENCY_MAX_ROWS[weight.device.type], pages, poison)
 
 
-def free_memory(device: torch.device) -> int:
-    """Free bytes of the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def kv_budget(weight_device: torch.device, utilization: float) -> float:
+    """Bytes for the KV cache, once the weights are loaded. On a GPU `utilization` of the card's
+    memory, less what is in use; on a CPU, which others need as well, KV_MEMORY_FRACTION of what is
+    available.
+    """
+    if weight_device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(weight_device)
+        return utilization * total - (total - free)
+    return KV_MEMORY_FRACTION * available_memory()
