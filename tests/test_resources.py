@@ -1,4 +1,4 @@
-"""What this process may use: control groups of both versions, and threads beside busy neighbours."""
+"""What this process may use: control groups of both versions; threads beside busy neighbours."""
 
 from pathlib import Path
 
