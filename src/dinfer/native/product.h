@@ -28,6 +28,7 @@
 
 // Outputs of a panel; most panels side by side, in outputs; rows of a band.
 constexpr int COLUMNS = 32, MOST = 256, BAND = 32;
+constexpr int64_t AHEAD = 4096;  // bytes; weights are fetched so far ahead
 
 struct Linear {          // as in products.py
   const char* weights;   // [panels][steps][2 tiles][places][16][4 bytes]
@@ -139,7 +140,13 @@ struct Block {
     const int64_t groups = w.steps / w.group;
     return static_cast<const bf16*>(w.scales) + (panel * groups + group) * 2 * COLUMNS;
   }
-  const float* sums(int64_t row) const { return x.sums + (first + row) * w.steps; }
+  // Of a row's codes in the group that begins with a step.
+  float sum(int64_t row, int64_t step) const {
+    const float* sums = x.sums + (first + row) * w.steps + step;
+    float out = sums[0];
+    for (int64_t i = 1; i < w.group; i++) out += sums[i];
+    return out;
+  }
 };
 
 #if defined(__AMX_TILE__)

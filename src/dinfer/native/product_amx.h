@@ -30,7 +30,7 @@ struct Tiles {
     _tile_dpbf16ps(sum, rows, weights);
 
 template <class K>
-inline void add_tiles(const char* x, const char* w, int64_t stride, bool two) {
+inline void add_tiles(const char* x, const char* w, bool two) {
   _tile_loadd(6, w, 64);
   _tile_loadd(4, x, LINE<K>);
   MULTIPLY(0, 4, 6)
@@ -79,35 +79,50 @@ inline void add_group(const Block<Int4>& b, int64_t first, const int32_t* sums, 
   const Floats left_zero = fma(all(-8.0f), left, load(pair + 32));
   const Floats right_zero = fma(all(-8.0f), right, load(pair + 48));
   for (int64_t r = 0; r < b.count; r++, sums += COLUMNS, out += stride) {
-    float total = 0;
-    for (int64_t i = first; i < first + b.w.group; i++) total += b.sums(r)[i];
-    const Floats codes = all(total);
+    const Floats codes = all(b.sum(r, first));
     const Floats x = first ? load(out) : Floats{}, y = first ? load(out + 16) : Floats{};
     store(out, fma(floats(load_ints(sums)), left, fma(codes, left_zero, x)));
     store(out + 16, fma(floats(load_ints(sums + 16)), right, fma(codes, right_zero, y)));
   }
 }
 
+// int4: a step is unpacked while the one before is multiplied, and a group's sums are scaled while
+// the next group is multiplied, since what was just written cannot be read at once.
+inline void multiply_groups(const Block<Int4>& b, bool fetch, float* out, int64_t stride) {
+  const bool two = b.count > 16;
+  const int64_t steps = b.w.steps, group = b.w.group;
+  const char *w = b.weights(), *x = b.line();
+  alignas(64) char bytes[2][2048];
+  alignas(64) int32_t sums[2][BAND * COLUMNS];
+  unpack(w, bytes[0]);
+  zero_tiles();
+  for (int64_t s = 0; s < steps; s++, w += STEP<Int4>, x += LINE<Int4> * BAND) {
+    if (fetch)
+      for (int line = 0; line < STEP<Int4>; line += 64) prefetch(w + AHEAD + line);
+    if (s + 1 < steps) unpack(w + STEP<Int4>, bytes[(s + 1) % 2]);
+    add_tiles<Int4>(x, bytes[s % 2], two);
+    if ((s + 1) % group) continue;
+    const int64_t number = s / group;
+    store_tiles(sums[number % 2], COLUMNS, two);
+    zero_tiles();
+    if (number) add_group(b, (number - 1) * group, sums[(number - 1) % 2], out, stride);
+  }
+  add_group(b, steps - group, sums[(steps / group - 1) % 2], out, stride);
+}
+
 template <class K>
 inline void multiply_tiles(const Block<K>& b, bool fetch, float* out, int64_t stride) {
-  const bool two = b.count > 16;
-  const char *w = b.weights(), *x = b.line();
-  alignas(64) char bytes[2048];
-  alignas(64) int32_t sums[BAND * COLUMNS];
-  zero_tiles();
-  for (int64_t s = 0; s < b.w.steps; s++, w += STEP<K>, x += LINE<K> * BAND) {
-    if (fetch)
-      for (int line = 0; line < STEP<K>; line += 64) prefetch(w + 4096 + line);
-    if constexpr (std::is_same_v<K, Int4>) {
-      unpack(w, bytes);
-      add_tiles<K>(x, bytes, stride, two);
-      if ((s + 1) % b.w.group) continue;
-      store_tiles(sums, COLUMNS, two);
-      add_group(b, s + 1 - b.w.group, sums, out, stride);
-      zero_tiles();
-    } else {
-      add_tiles<K>(x, w, stride, two);
+  if constexpr (std::is_same_v<K, Int4>) {
+    multiply_groups(b, fetch, out, stride);
+  } else {
+    const bool two = b.count > 16;
+    const char *w = b.weights(), *x = b.line();
+    zero_tiles();
+    for (int64_t s = 0; s < b.w.steps; s++, w += STEP<K>, x += LINE<K> * BAND) {
+      if (fetch)
+        for (int line = 0; line < STEP<K>; line += 64) prefetch(w + AHEAD + line);
+      add_tiles<K>(x, w, two);
     }
+    store_tiles(out, stride, two);
   }
-  if constexpr (!std::is_same_v<K, Int4>) store_tiles(out, stride, two);
 }

@@ -8,7 +8,6 @@
 // Vectors of outputs and rows of a block: as many sums as there are registers for.
 constexpr int VECS = LANES == 4 ? 4 : 2, BLOCK_ROWS = LANES == 16 ? 8 : 6;
 constexpr int PASSES = COLUMNS / (VECS * LANES);
-constexpr int64_t AHEAD = 4096;  // bytes; weights are fetched so far ahead
 
 // Where vector v of a pass lies in a step, and a line of it in its tile.
 template <class K>
@@ -125,17 +124,16 @@ inline void place(Int8, Sums<N>& sums, const Ints (&w)[VECS], const char* x) {
 
 template <int N>
 inline void place(Int4, Sums<N>& sums, const Ints (&w)[VECS], const char* x) {
-  Ints low[VECS], high[VECS];
-  for (int v = 0; v < VECS; v++) {
-    low[v] = w[v] & 0x0f0f0f0f;
-    high[v] = (w[v] >> 4) & 0x0f0f0f0f;
-  }
+  Ints bytes[VECS];
+  for (int v = 0; v < VECS; v++) bytes[v] = w[v] & 0x0f0f0f0f;
   for (int r = 0; r < N; r++) {
-    const Ints row = spread(x + r * LINE<Int4>), later = spread(x + r * LINE<Int4> + 32);
-    for (int v = 0; v < VECS; v++) {
-      const Ints sum = dot_bytes((Ints)sums[r][v], low[v], row);
-      sums[r][v] = (Floats)dot_bytes(sum, high[v], later);
-    }
+    const Ints row = spread(x + r * LINE<Int4>);
+    for (int v = 0; v < VECS; v++) sums[r][v] = (Floats)dot_bytes((Ints)sums[r][v], bytes[v], row);
+  }
+  for (int v = 0; v < VECS; v++) bytes[v] = (w[v] >> 4) & 0x0f0f0f0f;
+  for (int r = 0; r < N; r++) {
+    const Ints row = spread(x + r * LINE<Int4> + 32);
+    for (int v = 0; v < VECS; v++) sums[r][v] = (Floats)dot_bytes((Ints)sums[r][v], bytes[v], row);
   }
 }
 
@@ -175,8 +173,8 @@ inline void some_rows(const Block<K>& b, int64_t row, int pass, bool fetch, floa
         const bf16* pair = b.scales(s / group) + (pass * VECS + v) * LANES;
         const Floats scale = load(pair), zero = fma(all(-8.0f), scale, load(pair + COLUMNS));
         for (int r = 0; r < N; r++) {
-          float *at = out + r * stride + v * LANES, codes = 0;
-          for (int64_t i = s; i < s + group; i++) codes += b.sums(row + r)[i];
+          float* at = out + r * stride + v * LANES;
+          const float codes = b.sum(row + r, s);
           const Floats before = s ? load(at) : Floats{};
           store(at, fma(floats((Ints)sums[r][v]), scale, fma(all(codes), zero, before)));
         }

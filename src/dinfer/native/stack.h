@@ -52,8 +52,8 @@ class Stack {
       : m(model),
         s(step),
         // Few rows: each thread makes all inputs for itself, which costs less than to wait for the
-        // others and to fetch what they wrote.
-        own_inputs(step.rows <= BAND && step.rows * model.hidden <= 16384),
+        // others and to fetch what they wrote. Codes cost more to make.
+        own_inputs(step.rows <= BAND && step.rows * model.hidden <= (K::CODES ? 1024 : 8192)),
         dealt(8 * model.count) {
     allocate(threads);
     for (int64_t i = 0; i < s.spans_count; i++) {
