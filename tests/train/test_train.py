@@ -1,12 +1,15 @@
 """Problems, briefs, the loss and the training run."""
 
 import itertools
+import json
 import random
 import re
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dinfer.errors import DinferError
 from dinfer.loader.load import load
@@ -15,6 +18,7 @@ from dinfer.train.brief import Brief, draw_brief, facts_right
 from dinfer.train.corpus import SPLITS, TASKS, Ids, draws, first_of, split_of
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, dense_attention
 from dinfer.train.muon import orthogonalise
+from dinfer.train.own_data import endless, read_examples
 from dinfer.train.problems import draw_problem, final_number
 from dinfer.train.run import TrainOptions, train_bundled
 
@@ -223,3 +227,77 @@ def test_training_resumes_where_it_stopped(
         torch.testing.assert_close(left, right, msg=key)
     assert a.tokenizer is not None and a.template is not None
     assert isinstance(next(draws("brief", "dev", 0)), Brief)
+
+
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from dinfer.train import run as module
+
+    small = replace(module.RECIPES["tiny-sdar"], math=2, brief=1, drill=1, own=2)
+    monkeypatch.setitem(module.RECIPES, "tiny-sdar", small)
+    monkeypatch.setattr(module, "POOL", 2)
+
+
+def test_ctrl_c_ends_the_step_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state holds whole steps, and the run can be taken up again."""
+    _tiny(monkeypatch)
+    steps = []
+
+    def press(step: int, total: int, loss: float, seconds: float) -> None:
+        steps.append(step)
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    options = TrainOptions(tmp_path, 3, 2, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train_bundled("tiny-sdar", options, press)
+    assert steps == [1] and torch.load(tmp_path / "state.pt")["step"] == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    train_bundled("tiny-sdar", options, press)
+    assert steps == [1, 2]
+
+
+def test_own_examples_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step has a batch of them, and they all come in turn."""
+    _tiny(monkeypatch)
+    file = tmp_path / "own.jsonl"
+    lines = [{"prompt": f"Say {n}.", "answer": f"It is {n}."} for n in range(4)]
+    file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n", encoding="utf-8")
+    examples = read_examples(file)
+    assert [e.answer for e in examples] == ["It is 0.", "It is 1.", "It is 2.", "It is 3."]
+    stream = endless(examples, 0)
+    assert all(
+        {e.prompt for e in itertools.islice(stream, 4)} == {e.prompt for e in examples}
+        for _ in range(3)
+    )
+    weights = []
+    for data in (None, file):
+        options = TrainOptions(tmp_path / str(data is None), 3, 1, device="cpu", data=data)
+        folder = train_bundled("tiny-sdar", options, lambda *_: None)
+        weights.append(load_file(folder / "model.safetensors"))
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert "--data" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}', "own.jsonl:2: a line must be"),
+        ('["a", "b"]', "own.jsonl:1: a line must be"),
+        ("no json", "own.jsonl:1: a line must be"),
+        ("\n", "has no examples"),
+        (json.dumps({"prompt": "7" * 600, "answer": "b"}), "begins '777.* tokens; the models take"),
+    ],
+)
+def test_bad_data_files(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tiny(monkeypatch)
+    file = tmp_path / "own.jsonl"
+    file.write_text(text, encoding="utf-8")
+    options = TrainOptions(tmp_path / "run", 0, 1, device="cpu", data=file)
+    with pytest.raises(DinferError, match=message):
+        train_bundled("tiny-sdar", options, lambda *_: None)
+    with pytest.raises(DinferError, match="no such file"):
+        read_examples(tmp_path / "none.jsonl")

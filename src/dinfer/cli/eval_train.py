@@ -15,6 +15,9 @@ from dinfer.cli import options as o
 from dinfer.errors import UnknownName
 from dinfer.registry import near
 
+LOG_EVERY = 10
+"""Steps between two lines of `train` where standard error is no terminal."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
@@ -101,9 +104,13 @@ def train(
         typer.Option(help="float32, or bfloat16 products where the processor has units for them."),
     ] = "float32",
     device: o.Device = "auto",
+    data: Annotated[
+        Path | None,
+        typer.Option(help='Own examples to train on too: JSONL of {"prompt": ..., "answer": ...}.'),
+    ] = None,
 ) -> None:
     """Trains a bundled model from its seed; started again on the same folder, it goes on where it
-    stopped.
+    stopped. Saves every two minutes and on Ctrl-C.
     """
     from dinfer.train.run import TrainOptions, train_bundled
 
@@ -113,8 +120,10 @@ def train(
         def report(step: int, total: int, loss: float, seconds: float) -> None:
             note = f"{name}  loss {loss:.3f}  {seconds:.1f} s a step"
             progress.update(bar, completed=step, total=total, description=note)
+            if progress.disable and (step % LOG_EVERY == 0 or step == total):
+                typer.echo(f"{step}/{total}  {note}", err=True)
 
-        options = TrainOptions(out, seed, steps, start, threads, compiled, dtype, device)
+        options = TrainOptions(out, seed, steps, start, threads, compiled, dtype, device, data)
         folder = train_bundled(name, options, report)
     typer.echo(str(folder))
 

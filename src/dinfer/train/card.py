@@ -20,12 +20,21 @@ def data_hash(seed: int, num: int = 1000) -> str:
     return digest.hexdigest()
 
 
-def card(name: str, recipe: Recipe, model: Transformer, seed: int, start: Path | None) -> str:
+def card(
+    name: str,
+    recipe: Recipe,
+    model: Transformer,
+    seed: int,
+    start: Path | None,
+    data: Path | None = None,
+) -> str:
     """Markdown text of the card."""
     shape = model.shape
     attention = "block-causal, blocks of 32" if recipe.block_causal else "full, in both directions"
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     made_from = f" --from {start.as_posix()}" if start else ""
+    if data is not None:
+        made_from += f" --data {data.as_posix()}"
     return f"""# {name}
 
 A diffusion language model of {parameters:.1f} million parameters, made for trying and testing dInfer. It has the form of

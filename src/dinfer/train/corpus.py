@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from dinfer.errors import DinferError
 from dinfer.train.arithmetic import ArithmeticExample, draw_arithmetic
 from dinfer.train.brief import Brief, draw_brief
+from dinfer.train.own_data import OwnExample
 from dinfer.train.problems import Problem, draw_problem
 
 EOS, MASK, START, END = "<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>"
@@ -22,7 +23,10 @@ TEMPLATE = (
 )
 SPLITS = ("train", "dev", "test")
 TASKS = ("math", "brief")
-DRAW: dict[str, Callable[[random.Random], Problem | Brief | ArithmeticExample]] = {
+Generated = Problem | Brief | ArithmeticExample
+Example = Generated | OwnExample
+
+DRAW: dict[str, Callable[[random.Random], Generated]] = {
     "math": draw_problem,
     "brief": draw_brief,
     "drill": draw_arithmetic,
@@ -32,8 +36,6 @@ RESULT_WEIGHT = 3.0
 """Weight in the loss of the digits behind an equals sign and of those of a brief: they are few, and
 they are what is hard.
 """
-
-Example = Problem | Brief | ArithmeticExample
 
 
 def split_of(key: str) -> str:
@@ -60,7 +62,7 @@ def draws(task: str, split: str, seed: int) -> Iterator[Example]:
     seen: set[str] = set()
     fruitless = 0
     while fruitless < FRUITLESS:
-        example: Example = DRAW[task](rng)
+        example = DRAW[task](rng)
         if split_of(example.key) != split or example.key in seen:
             fruitless += 1
             continue

@@ -36,6 +36,17 @@ class Noised:
     targets_BT: Tensor
     weights_BT: Tensor
 
+    def to(self, device: torch.device) -> "Noised":
+        """The batch on a device."""
+        visible = self.visible_TT if self.visible_TT is None else self.visible_TT.to(device)
+        return Noised(
+            self.tokens_BT.to(device),
+            self.positions_T.to(device),
+            visible,
+            self.targets_BT.to(device),
+            self.weights_BT.to(device),
+        )
+
 
 def block_causal_batch(
     batch: list[Ids],
@@ -172,6 +183,7 @@ def dense_attention(examples: int, visible_TT: Tensor | None) -> Attend:
 
 def masked_loss(model: Transformer, noised: Noised, mask_id: int) -> Tensor:
     """Weighted mean cross-entropy of the masked rows; the head runs on those rows alone."""
+    noised = noised.to(model.head.weight.device)
     examples = len(noised.tokens_BT)
     x_TD = model.embed(noised.tokens_BT.flatten())
     attend = dense_attention(examples, noised.visible_TT)
@@ -179,6 +191,6 @@ def masked_loss(model: Transformer, noised: Noised, mask_id: int) -> Tensor:
     weights = noised.weights_BT.flatten()
     chosen = weights.nonzero().squeeze(1)
     logits = nn.functional.linear(x_TD[chosen], model.head.weight)
-    logits = logits.index_fill(1, torch.tensor([mask_id]), -torch.inf)
+    logits[:, mask_id] = -torch.inf
     losses = cross_entropy(logits.float(), noised.targets_BT.flatten()[chosen], reduction="none")
     return (losses * weights[chosen]).sum() / weights.sum()

@@ -13,7 +13,7 @@ BLOCK = 32
 @dataclass(frozen=True)
 class Recipe:
     """What `dinfer train NAME` makes. `steps` batches; each has so many `math`, `brief` and `drill`
-    examples.
+    examples, and `own` ones of the user's where there are any.
     """
 
     config: dict[str, Any]
@@ -24,6 +24,7 @@ class Recipe:
     math: int = 32
     brief: int = 32
     drill: int = 16
+    own: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 0.003
 

@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -21,12 +21,14 @@ from dinfer.nn.norm import RMSNorm
 from dinfer.nn.transformer import Transformer
 from dinfer.registry import near
 from dinfer.train.card import card
-from dinfer.train.corpus import Ids, draws, encode, make_tokenizer
+from dinfer.train.corpus import Example, Ids, draws, encode, make_tokenizer
 from dinfer.train.export import export, read_export
 from dinfer.train.init_from import carry_over
+from dinfer.train.interrupt import deferred_interrupt
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, masked_loss
 from dinfer.train.muon import Muon
-from dinfer.train.recipe import BLOCK, EOS_ID, MASK_ID, RECIPES, Recipe
+from dinfer.train.own_data import OwnExample, endless, read_examples
+from dinfer.train.recipe import BLOCK, CONTEXT, EOS_ID, MASK_ID, RECIPES, Recipe
 
 POOL = 32
 """Batches drawn at once and sorted by length, so that little of a batch is fill."""
@@ -48,12 +50,12 @@ Report = Callable[[int, float, float], None]
 
 
 def batches(
-    tokenizer: tokenizers.Tokenizer, task: str, size: int, seed: int, skip: int
+    tokenizer: tokenizers.Tokenizer, stream: Iterator[Example], size: int, seed: int, skip: int
 ) -> Iterator[list[Ids]]:
-    """Endless batches of training examples of similar length; `skip` batches are left out (a
-    resumed run).
+    """Endless batches of similar length from an endless stream of examples; `skip` batches are
+    left out (a resumed run).
     """
-    stream, rng = draws(task, "train", seed + 1), random.Random(seed)
+    rng = random.Random(seed)
     done = 0
     while True:
         examples = [next(stream) for _ in range(POOL * size)]
@@ -73,11 +75,24 @@ class Run:
     """One training run: model, optimizers, data, step count; `save` and `resume` keep them."""
 
     def __init__(
-        self, recipe: Recipe, model: Transformer, seed: int, device: str, dtype: torch.dtype
+        self,
+        recipe: Recipe,
+        model: Transformer,
+        seed: int,
+        device: str,
+        dtype: torch.dtype,
+        own: Sequence[OwnExample] = (),
     ) -> None:
         self.recipe, self.model, self.seed, self.device = recipe, model.to(device), seed, device
         self.autocast = torch.autocast(device, dtype, enabled=dtype != torch.float32)
         self.tokenizer = make_tokenizer(seed)
+        self.own = list(own)
+        for example, ids in zip(self.own, encode(self.tokenizer, self.own), strict=True):
+            if (length := len(ids.prompt) + len(ids.answer)) > CONTEXT:
+                raise DinferError(
+                    f"The example that begins {example.prompt[:40]!r} has {length} tokens; the "
+                    f"models take {CONTEXT}."
+                )
         self.step = 0
         matrices = [
             p for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2
@@ -109,23 +124,35 @@ class Run:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
-    def train(self, report: Report, save_to: Path | None = None, save_every: int = 100) -> None:
-        """Runs the steps that are left."""
-        sizes = {"math": self.recipe.math, "brief": self.recipe.brief, "drill": self.recipe.drill}
-        streams = [
-            batches(self.tokenizer, task, size, self.seed, self.step)
-            for task, size in sizes.items()
-            if size
-        ]
-        while self.step < self.recipe.steps:
-            began = time.perf_counter()
-            loss = self._one_step([next(stream) for stream in streams])
-            self.step += 1
-            report(self.step, loss, time.perf_counter() - began)
-            if save_to is not None and (
-                self.step % save_every == 0 or self.step == self.recipe.steps
-            ):
+    def train(self, report: Report, save_to: Path | None = None, save_every: float = 120.0) -> None:
+        """Runs the steps that are left; saves every `save_every` seconds and at the end. The first
+        Ctrl-C lets the step come to its end and saves; then KeyboardInterrupt is raised.
+        """
+        streams, saved = self._streams(), time.monotonic()
+        with deferred_interrupt() as asked:
+            while self.step < self.recipe.steps and not asked.is_set():
+                began = time.perf_counter()
+                loss = self._one_step([next(stream) for stream in streams])
+                self.step += 1
+                report(self.step, loss, time.perf_counter() - began)
+                if save_to is not None and time.monotonic() - saved > save_every:
+                    self.save(save_to)
+                    saved = time.monotonic()
+            if save_to is not None:
                 self.save(save_to)
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    def _streams(self) -> list[Iterator[list[Ids]]]:
+        """Batches of each task, and of the user's own examples, from the present step on."""
+        sources = [
+            (size, draws(task, "train", self.seed + 1))
+            for task in ("math", "brief", "drill")
+            if (size := getattr(self.recipe, task))
+        ]
+        if self.own:
+            sources.append((self.recipe.own, endless(self.own, self.seed)))
+        return [batches(self.tokenizer, s, n, self.seed, self.step) for n, s in sources]
 
     def _one_step(self, parts: list[list[Ids]]) -> float:
         parts = [part[i : i + MICRO] for part in parts for i in range(0, len(part), MICRO)]
@@ -198,7 +225,7 @@ def warm_start(run: Run, folder: Path) -> None:
     if source.shape == run.model.shape:
         run.model.load_state_dict(source.state_dict())
         return
-    batch = next(batches(run.tokenizer, "math", MICRO, run.seed, 0))
+    batch = next(batches(run.tokenizer, draws("math", "train", run.seed + 1), MICRO, run.seed, 0))
     noise = torch.Generator().manual_seed(run.seed)
     target = run.model.cpu()
     carry_over(source, target, bidirectional_batch(batch, BLOCK, MASK_ID, EOS_ID, noise))
@@ -208,7 +235,8 @@ def warm_start(run: Run, folder: Path) -> None:
 @dataclass(frozen=True)
 class TrainOptions:
     """Where and how `dinfer train` runs: folder of the run, seed, steps (None: the recipe's), a
-    model to start from, threads, compiled pieces, arithmetic of the products, device.
+    model to start from, threads, compiled pieces, arithmetic of the products, device, a JSONL file
+    of the user's own examples that each step trains on too.
     """
 
     out: Path
@@ -219,6 +247,7 @@ class TrainOptions:
     compiled: bool = False
     dtype: str = "float32"
     device: str = "auto"
+    data: Path | None = None
 
 
 def train_bundled(
@@ -236,7 +265,8 @@ def train_bundled(
     device = usual if options.device == "auto" else options.device
     recipe = RECIPES[name] if options.steps is None else replace(RECIPES[name], steps=options.steps)
     family, model = new_model(recipe, options.seed)
-    run = Run(recipe, model, options.seed, device, getattr(torch, options.dtype))
+    own = read_examples(options.data) if options.data is not None else []
+    run = Run(recipe, model, options.seed, device, getattr(torch, options.dtype), own)
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     state = out / "state.pt"
@@ -246,9 +276,7 @@ def train_bundled(
         warm_start(run, options.start)
     if options.compiled:
         compile_pieces(run.model)
-    run.train(
-        lambda step, loss, seconds: report(step, recipe.steps, loss, seconds), state, save_every=50
-    )
-    text = card(name, recipe, run.model, options.seed, options.start)
+    run.train(lambda step, loss, seconds: report(step, recipe.steps, loss, seconds), state)
+    text = card(name, recipe, run.model, options.seed, options.start, options.data)
     export(out / "model", family, recipe, run.model, run.tokenizer, text)
     return out / "model"
