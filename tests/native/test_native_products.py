@@ -40,6 +40,18 @@ def test_plain(dtype: torch.dtype, stored: torch.dtype, rows: int, size: int, ou
     assert ((given - exact).abs() <= allowed).all()
 
 
+@pytest.mark.parametrize("stored", DTYPES)
+def test_outputs_that_are_not_rounded(stored: torch.dtype) -> None:
+    x, weight = drawn(40, 128, 900)
+    product = plain(weight.to(stored))
+    product.out_dtype = torch.float32
+    exact = linear(x.double(), weight.double())
+    given = product(x)
+    assert given.dtype == torch.float32
+    bound = 128 * 2**-23 * linear(x.double().abs(), weight.double().abs())
+    assert ((given - exact).abs() <= bound + 2**-23 * exact.abs()).all()
+
+
 @pytest.mark.parametrize("rows,size,out", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_int8(dtype: torch.dtype, rows: int, size: int, out: int) -> None:

@@ -107,6 +107,10 @@ def propose(
     if search is not None and found:
         rows = _searchable(len(hidden_RD), sampling, extras)
         found["tokens"][rows], found["confidence"][rows] = search(hidden_RD[rows], mask_id)
+        if "top" in needs:
+            # A token has one probability, whichever of the two found it.
+            own = found["top_tokens"] == found["tokens"][:, None]
+            found["top_probs"] = found["top_probs"].where(~own, found["confidence"][:, None])
     return found
 
 

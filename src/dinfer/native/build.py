@@ -170,7 +170,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     at, many, few = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.form.argtypes = []
     library.body.argtypes = [*[at] * 7, many, many, many, few, few]
-    library.product.argtypes = [at, at, many, many, many, few, few, at]
+    library.product.argtypes = [at, at, many, many, many, few, few, few, at]
     library.likeliest.argtypes = [at, many, at, at, many, many, many, few, few, at, at]
     for function in (library.body, library.product, library.likeliest):
         function.restype = None

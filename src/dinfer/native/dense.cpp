@@ -40,9 +40,9 @@ void store_some(T* out, Floats y, int64_t count) {
   for (int64_t i = 0; i < count; i++) out[i] = all[i];
 }
 
-template <class T, class K>
+template <class K, class T, class Out>
 void run_product(const Linear& w, const T* x, int64_t rows, int64_t size, int threads,
-                 int64_t columns, T* out) {
+                 int64_t columns, Out* out) {
   const Rows inputs = inputs_of<T, K>(x, nullptr, rows, size);
   ThreadPool::instance().run(threads, [&](int thread, int all) {
     Tiles tiles;
@@ -124,12 +124,15 @@ void body(const Model* model, const void* x, const int64_t* plan, const uint8_t*
   });
 }
 
+// wide_out: the outputs are float32, else what the rows are.
 void product(const Linear* w, const void* x, int64_t rows, int64_t size, int64_t columns, int wide,
-             int threads, void* out) {
+             int wide_out, int threads, void* out) {
   dispatch(w->kind, wide, [&](auto* type, auto kind) {
     using T = std::remove_pointer_t<decltype(type)>;
-    run_product<T, decltype(kind)>(*w, static_cast<const T*>(x), rows, size, threads, columns,
-                                   static_cast<T*>(out));
+    auto run = [&](auto* to) {
+      run_product<decltype(kind)>(*w, static_cast<const T*>(x), rows, size, threads, columns, to);
+    };
+    wide_out ? run(static_cast<float*>(out)) : run(static_cast<T*>(out));
   });
 }
 

@@ -80,6 +80,9 @@ class Product:
     dtype of the codes tells their kind.
     """
 
+    out_dtype: torch.dtype | None = None
+    """float32 for outputs that are not rounded to the dtype of the rows; None = that dtype."""
+
     def __init__(self, codes: Tensor, scales: Tensor) -> None:
         self.outputs, kind = len(codes), codes.dtype
         self.inputs = codes.shape[1] * (2 if kind == torch.uint8 else 1)
@@ -115,12 +118,12 @@ class Product:
         return int(self._kept[-1].data_ptr())
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        """[R, O] in x's dtype."""
+        """[R, O] in x's dtype, or in `out_dtype`."""
         x = x_RD.contiguous()
-        out = x.new_empty(len(x), self.outputs)
+        out = x.new_empty(len(x), self.outputs, dtype=self.out_dtype)
         library().product(
             ctypes.addressof(self.linear), x.data_ptr(), len(x), self.inputs, self.outputs,
-            is_wide(x), torch.get_num_threads(), out.data_ptr(),
+            is_wide(x), is_wide(out), torch.get_num_threads(), out.data_ptr(),
         )  # fmt: skip
         return out
 

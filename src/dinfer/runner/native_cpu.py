@@ -126,6 +126,9 @@ class NativeRunner:
         if sum(layer.bytes for layer in layers) <= _SMALL:
             pages.collapse()
         if isinstance(model.head, QuantizedHead):
+            # The search sees the sums themselves, so logits are not rounded either.
+            for product in model.head.products:
+                _product(product).out_dtype = torch.float32
             model.head.search = Search(model.head.products)
         self._lay(pool)
 
