@@ -54,6 +54,20 @@ def serving(llada: LLM) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        *(
+            ("--kv-memory", x, "must be a positive number of GiB")
+            for x in ("-1", "0", "nan", "inf")
+        ),
+        *(("--gpu-memory-utilization", x, "must be in (0, 1]") for x in ("0", "1.5", "nan")),
+    ],
+)
+def test_memory(refused: Callable, option: str, value: str, allowed: str) -> None:
+    assert allowed in refused("generate", "a", option, value)
+
+
+@pytest.mark.parametrize(
     ("option", "given", "wrong", "near", "others"),
     [
         ("--decoder", "treshold", "treshold", "threshold", ["fixed", "factor"]),
@@ -225,7 +239,7 @@ def test_truncated_weights(refused: Callable, tmp_path: Path) -> None:
 
 def test_a_process_of_its_own(tmp_path: Path) -> None:
     given = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "dinfer.cli", "info", str(tmp_path)]
+    command = [sys.executable, "-m", "dinfer", "info", str(tmp_path)]
     done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=120)
     expected = f"Error: {tmp_path} is no checkpoint: it holds no config.json.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)

@@ -26,7 +26,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @needs
 def test_compiled_once(afresh: Path) -> None:
     assert build.able()
-    (made,) = (afresh / "dinfer").iterdir()
+    (made,) = (afresh / "dinfer").glob("*.so")
     before = made.stat().st_mtime_ns
     build._library.cache_clear()
     assert build.library().form() in (0, 1, 2)
@@ -34,20 +34,40 @@ def test_compiled_once(afresh: Path) -> None:
 
 
 @needs
-def test_a_compiler_that_fails(
+def test_a_compiler_that_is_missing_or_fails(
     afresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it said is told. That there is none is for torch's compiler to say."""
+    """One line says why, and models run without."""
     compiler = afresh / "c++"
-    monkeypatch.setenv("CXX", str(compiler))
-    with caplog.at_level(logging.WARNING, "dinfer"):
-        assert not build.able() and not caplog.records
-        compiler.write_text("#!/bin/sh\necho 'no such option' >&2; exit 1\n")
-        compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{compiler} -pipe")
+    for script, why in (
+        (None, f"CXX is '{compiler} -pipe', which is no command here"),
+        ('#!/bin/sh\necho "no such option: $1" >&2; exit 1\n', "no such option: -pipe"),
+        ("#!/bin/sh\nexit 3\n", f"{compiler} ended with exit status 3"),
+    ):
+        if script is not None:
+            compiler.write_text(script)
+            compiler.chmod(0o755)
         build.able.cache_clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "dinfer"):
+            assert not build.able()
+        (record,) = caplog.records
+        assert record.getMessage().endswith(why)
+    llm = LLM("tiny-llada", device="cpu")
+    assert not isinstance(llm.engine.runner.dense, NativeRunner)
+
+
+@needs
+def test_no_compiler_at_all(
+    afresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(afresh))
+    with caplog.at_level(logging.WARNING, "dinfer"):
         assert not build.able()
     (record,) = caplog.records
-    assert record.getMessage().endswith("no such option")
+    assert "no C++ compiler; install g++ or clang++" in record.getMessage()
 
 
 @needs

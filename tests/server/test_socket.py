@@ -30,7 +30,7 @@ class Served:
     """A running server: its address, its log so far."""
 
     def __init__(self, *options: str, **environment: str) -> None:
-        words = [sys.executable, "-m", "dinfer.cli", "serve", "tiny-sdar", "--port", "0"]
+        words = [sys.executable, "-m", "dinfer", "serve", "tiny-sdar", "--port", "0"]
         words += ["--device", "cpu", "--dtype", "float32", *options]
         self.process = subprocess.Popen(
             words, stderr=subprocess.PIPE, text=True, env=os.environ | environment

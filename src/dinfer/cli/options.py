@@ -55,6 +55,14 @@ MaxRows = Annotated[
         " none: 128 on a CPU, 1024 elsewhere.",
     ),
 ]
+KVMemory = Annotated[
+    float | None,
+    typer.Option(help="GiB for keys and values; none: a part of the memory that is available."),
+]
+GPUMemoryUtilization = Annotated[
+    float,
+    typer.Option(help="The part of a GPU's memory that weights, keys and values may take."),
+]
 Compiled = Annotated[
     bool | None,
     typer.Option(
@@ -77,6 +85,8 @@ class Loading:
     compiled: Compiled = None
     quant: Quant = None
     family: Family = None
+    kv_memory: KVMemory = None
+    gpu_memory_utilization: GPUMemoryUtilization = 0.9
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,8 @@ class Opening(Loading):
             compiled=self.compiled,
             quant=self.quant,
             family=self.family,
-            **limits,
+            **{"kv_memory": self.kv_memory} | limits,
+            gpu_memory_utilization=self.gpu_memory_utilization,
         )
         read = llm.loaded.read
         if read and read.bytes >= LARGE:

@@ -1,5 +1,6 @@
 """What `LLM` and `AsyncLLM` share: a loaded model, an engine with memory for it, prompts."""
 
+import math
 from typing import Any
 
 import torch
@@ -79,8 +80,12 @@ def fit_limits(
     context = -(-loaded.facts.context // PAGE)
     if not 0 < utilization <= 1:
         raise RequestError(f"gpu_memory_utilization is {utilization}; it must be in (0, 1].")
-    automatic = kv_memory is None
-    budget = kv_budget(weight.device, utilization) if automatic else (kv_memory or 0) * 2**30
+    if kv_memory is None:
+        budget = kv_budget(weight.device, utilization)
+    elif 0 < kv_memory < math.inf:
+        budget = kv_memory * 2**30
+    else:
+        raise RequestError(f"kv_memory is {kv_memory}; it must be a positive number of GiB.")
     pages = min(sequences * context, int(budget // size))
     if pages < 1:
         raise RequestError(

@@ -38,6 +38,7 @@ from dinfer.request import (
 from dinfer.runner.greedy import GreedyStep
 from dinfer.runner.model_runner import Runner
 from dinfer.runner.sampler import SampledStep, sample_and_commit
+from dinfer.runner.threads import ThreadGovernor
 from dinfer.step import NUM_TOP, PAGE, ModelInfo
 from dinfer.text.tokenizer import Tokenizer
 
@@ -82,6 +83,7 @@ class Engine:
         sight = AttentionMetadata(facts.block_length, facts.causal)
         self.runner = Runner(model, self.pool, sight, compiled)
         self.greedy = GreedyStep.of(self.runner, facts.mask_id)
+        self._threads = ThreadGovernor() if weight.device.type == "cpu" else None
         self._live: dict[str, tuple[SequenceState, OutputProcessor]] = {}
 
     @property
@@ -164,6 +166,8 @@ class Engine:
         """What each sequence commits. Where a step fails as a whole, each runs by itself."""
         if not batch:
             return []
+        if self._threads is not None:
+            self._threads.adjust()
         try:
             if self.greedy is not None and self.greedy.accepts(batch):
                 return self.greedy.run(batch)

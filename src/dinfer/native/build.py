@@ -1,21 +1,22 @@
-"""Compiles the kernels beside this file, once a machine, and loads them. Needs nothing of torch, so
-that it may go on while torch is imported.
+"""Which of the kernels' paths this machine can take, and how they are compiled and loaded. Needs
+nothing of torch, so that it may go on while torch is imported.
 """
 
 import ctypes
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from dinfer.errors import RequestError
+from dinfer.native.library_cache import CompileError, load_or_compile
 
 _SOURCE = Path(__file__).with_name("dense.cpp")
 _FLAGS = (
@@ -47,8 +48,6 @@ must have, and the compiler's flags for it.
 CHOICE = "DINFER_KERNELS"
 """The environment variable that names a path, or `off`."""
 log = logging.getLogger("dinfer")
-_one = threading.Lock()
-"""Held by whoever compiles."""
 
 
 def begin() -> None:
@@ -57,31 +56,31 @@ def begin() -> None:
     """
 
     def work() -> None:
-        with suppress(OSError, subprocess.CalledProcessError):
+        with suppress(OSError, CompileError):
             library()
 
-    if _suits():
+    if chosen() is not None and _compiler():
         threading.Thread(target=work, name="dinfer-compiler").start()
 
 
 @cache
 def able() -> bool:
     """Whether the kernels run here: on Linux, on a CPU that one of the paths is for, with g++ or
-    clang++ (11 or later). Compiles them, which takes seconds the first time.
+    clang++ (11 or later). Compiles them, which takes seconds the first time. What stands in the way
+    is said in one line.
     """
-    if not _suits():
+    if chosen() is None:
         return False
     try:
         library()
-    except OSError as error:
-        why = str(error)
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        why = said[0] if said else f"{error.cmd[0]} ended with exit status {error.returncode}"
-    else:
-        return True
-    log.warning("the kernels could not be compiled, so steps run without them: %s", why)
-    return False
+    except (OSError, CompileError) as error:
+        log.warning(
+            "the kernels could not be compiled, so steps run without them and take several times "
+            "as long: %s",
+            error,
+        )
+        return False
+    return True
 
 
 def chosen() -> str | None:
@@ -114,32 +113,26 @@ def _may_use_tiles() -> bool:
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0)
 
 
-def _suits() -> bool:
-    return chosen() is not None and _compiler() is not None
-
-
 @cache
 def _units() -> frozenset[str]:
-    """What the CPU can do, as Linux lists it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    """What the CPU can do, as Linux lists it; nothing where the list cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
 
 
-def _compiler() -> str | None:
+def _compiler() -> list[str]:
+    """The command, with arguments where CXX has some (`ccache g++`); empty = there is none."""
     given = os.environ.get("CXX")
-    return shutil.which(given) if given else shutil.which("g++") or shutil.which("clang++")
-
-
-def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "dinfer"
+    commands = [shlex.split(given)] if given else [["g++"], ["clang++"]]
+    return next((each for each in commands if each and shutil.which(each[0])), [])
 
 
 def library(path: str | None = None) -> ctypes.CDLL:
-    """The kernels for a path (None: the chosen one), from the user's cache folder, where they lie
-    under a name that tells sources and flags apart. Raises OSError or CalledProcessError.
-    """
+    """The kernels for a path (None: the chosen one). Raises OSError or CompileError."""
     path = path or chosen()
     assert path is not None, "ask able() first"
     return _library(path)
@@ -147,22 +140,29 @@ def library(path: str | None = None) -> ctypes.CDLL:
 
 @cache
 def _library(path: str) -> ctypes.CDLL:
-    compiler = _compiler()
-    assert compiler is not None, "ask able() first"
-    flags = [*_FLAGS, *filter(None, PATHS[path].values())]
+    command = [*_compiler(), *_FLAGS, *filter(None, PATHS[path].values())]
     sources = [*sorted(_SOURCE.parent.glob("*.h")), _SOURCE]
-    text = b"".join(path.read_bytes() for path in sources)
-    name = hashlib.sha256(text + " ".join([compiler, *flags]).encode()).hexdigest()[:16]
-    file = _folder() / f"{path}-{name}.so"
-    with _one:
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-                made = Path(folder) / file.name
-                command = [compiler, *flags, str(_SOURCE), "-o", str(made)]
-                subprocess.run(command, check=True, capture_output=True)
-                made.replace(file)  # at once, so that no other process sees half a file
-        return _declared(ctypes.CDLL(str(file)))
+    text = b"".join(source.read_bytes() for source in sources)
+    digest = hashlib.sha256(text + " ".join(command).encode()).hexdigest()
+    return _declared(load_or_compile(f"{path}-{digest[:16]}", partial(_compile, command)))
+
+
+def _compile(command: list[str], out: Path) -> None:
+    if not _compiler():
+        given = os.environ.get("CXX")
+        raise CompileError(
+            f"CXX is {given!r}, which is no command here"
+            if given
+            else "there is no C++ compiler; install g++ or clang++"
+        )
+    try:
+        subprocess.run([*command, str(_SOURCE), "-o", str(out)], check=True, capture_output=True)
+    except OSError as error:
+        raise CompileError(str(error)) from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        why = said[0] if said else f"{command[0]} ended with exit status {error.returncode}"
+        raise CompileError(why) from error
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -22,7 +22,6 @@ from dinfer.kv.pool import KVCachePool
 from dinfer.nn.transformer import Transformer
 from dinfer.runner.compile import CompiledModel
 from dinfer.runner.native_cpu import NativeRunner, is_prepacked
-from dinfer.runner.threads import ThreadGovernor
 
 Ids = npt.NDArray[np.int64]
 
@@ -50,7 +49,6 @@ class Runner:
         if compiled and self.dense is None:
             self.body = CompiledModel(model)
         self.device = pool.device
-        self._threads = ThreadGovernor() if self.device.type == "cpu" else None
         # Rows that stand for nothing would be sent to experts, too.
         self._fills_up = not (model.conditioned or model.shape.mixture)
 
@@ -59,8 +57,6 @@ class Runner:
         one run after the other; stores their K/V. Behind them, in the order of the batch, the rows
         of the sequences' `shadow` positions, of which nothing is stored.
         """
-        if self._threads is not None:
-            self._threads.adjust()
         tokens, positions, slots, soft = [], [], [], []
         spans: dict[int | None, list[Segment]] = defaultdict(list)
         start = 0
