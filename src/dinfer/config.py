@@ -38,6 +38,38 @@ def refuse(config: dict[str, Any], expected: dict[str, Any]) -> None:
             )
 
 
+_ELSEWHERE: dict[str, Any] = {
+    "alibi": False,
+    "attention_multiplier": None,
+    "attn_logit_softcapping": None,
+    "attn_temperature_tuning": False,
+    "clip_qkv": None,
+    "embedding_multiplier": 1,
+    "final_logit_softcapping": None,
+    "logit_scale": 1,
+    "logits_scaling": 1,
+    "no_rope_layers": None,
+    "query_pre_attn_scalar": None,
+    "residual_multiplier": 1,
+    "use_sliding_window": False,
+}
+"""Settings of stacks like ours that change numbers and that no family of ours has, with the values
+that change nothing.
+"""
+
+
+def refuse_elsewhere(config: dict[str, Any]) -> None:
+    """Raises CheckpointError for a setting of a stack that is like ours and not ours."""
+    refuse(config, _ELSEWHERE)
+    kinds = config.get("layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+    ):
+        raise CheckpointError(
+            f"config.json gives 'layer_types' as {kinds!r}; only 'full_attention' is supported."
+        )
+
+
 def ids(config: dict[str, Any], key: str, default: int) -> frozenset[int]:
     """Token ids under `key`, which may be one id, a list, or null; `default` if absent."""
     value = config.get(key, default)

@@ -22,6 +22,8 @@ from dinfer.loader import weights
 from dinfer.loader.gguf import GGUF
 from dinfer.loader.load import load
 from dinfer.loader.quantize import quantize
+from dinfer.model import llada
+from dinfer.nn.transformer import ModelConfig
 from dinfer.text.gguf import FRAMES
 from dinfer.text.tokenizer import byte_level
 
@@ -171,6 +173,103 @@ def test_quantized_at_load(quant: str, tmp_path: Path) -> None:
     assert torch.equal(llm(file, quant=quant).logits(IDS), folder.logits(IDS))
     with pytest.raises(RequestError, match="original checkpoint"):
         list(quantize(str(file), tmp_path / "b", quant))
+
+
+# Settings
+
+
+def shape_in(path: Path, **keys: Any) -> ModelConfig:
+    """Of the tiny LLaDA's file with these keys behind the architecture's name."""
+
+    def more(writer: gguf.GGUFWriter, _: dict) -> None:
+        for key, value in keys.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+            add.get(type(value), writer.add_string)(f"llada.{key}", value)
+
+    file = GGUF(write("llada", path, more=more))
+    shape: ModelConfig = llada.shape(file.json("config.json"))
+    return shape
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        (
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        ({"rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 128,
+                "rope.scaling.yarn_beta_fast": 16.0,
+            },
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "beta_fast": 16.0,
+            },
+        ),
+    ],
+)
+def test_scaled_rotary_embeddings(keys: dict, scaling: dict | None, tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / "llada" / "config.json").read_text())
+    folder = llada.shape(config | {"rope_scaling": scaling})
+    assert shape_in(tmp_path / "a.gguf", **keys).rope_scaling == folder.rope_scaling
+
+
+def test_settings_that_change_nothing(tmp_path: Path) -> None:
+    given = {
+        "attention.causal": False,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "rope.dimension_count": 16,
+        "expert_shared_count": 0,
+        "vocab_size": 320,
+    }
+    assert shape_in(tmp_path / "a.gguf", **given) == shape_in(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.causal", True),
+        ("attention.clamp_kqv", 8.0),
+        ("attention.max_alibi_bias", 8.0),
+        ("attention.scale", 0.5),
+        ("attention.sliding_window", 64),
+        ("attention.value_length", 32),
+        ("attn_logit_softcapping", 50.0),
+        ("embedding_scale", 8.0),
+        ("expert_gating_func", 2),
+        ("expert_shared_count", 1),
+        ("final_logit_softcapping", 30.0),
+        ("leading_dense_block_count", 1),
+        ("logit_scale", 0.5),
+        ("residual_scale", 0.5),
+        ("rope.dimension_count", 8),
+        ("rope.scaling.attn_factor", 2.0),
+        ("rope.scaling.yarn_log_multiplier", 0.5),
+        ("use_parallel_residual", True),
+    ],
+)
+def test_settings_that_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    keys = {key: value} | ({"rope.scaling.factor": 2.0} if "attn_factor" in key else {})
+    with pytest.raises(CheckpointError, match=re.escape(f"'llada.{key}': {value!r}, which is not")):
+        shape_in(tmp_path / "a.gguf", **keys)
+
+
+def test_logits_that_are_shifted_otherwise(tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter, _: dict) -> None:
+        writer.add_diffusion_shift_logits(True)
+
+    said = refusal(write("llada", tmp_path / "a.gguf", more=more))
+    assert "'diffusion.shift_logits': True; only False" in said
+    GGUF(write("dream", tmp_path / "b.gguf", more=more)).json("config.json")
 
 
 # Text

@@ -2,6 +2,7 @@
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md); read with the package `gguf`.
 """
 
+import math
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,6 @@ _QWEN_KEYS = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
-    "rope_scaling": "rope.scaling.type",
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "expert_intermediate_size": "expert_feed_forward_length",
@@ -46,20 +46,46 @@ _LLADA_KEYS = {
 }
 
 
+_SCALING = {
+    "rope_type": "type",
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context_length",
+    "finetuned": "finetuned",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+"""Key of `rope_scaling` -> key of the file behind `rope.scaling.`."""
+_SCALING_KEYS = (*_SCALING.values(), "attn_factor")
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (False,),
+    "attention.sliding_window": (0,),
+    "expert_gating_func": (0, 1),  # 1 is the softmax
+    "expert_shared_count": (0,),
+    "expert_weights_norm": (False,),
+    "expert_weights_scale": (0.0, 1.0),
+    "leading_dense_block_count": (0,),
+}
+"""Keys behind the architecture's name with the values that change nothing. Other keys and values
+are refused: llama.cpp has settings that change numbers, and this is how they are not overlooked.
+"""
+_UNREAD = ("vocab_size", "tensor_data_layout")  # the embedding's shape and the form say it
+
+
 class _Form(NamedTuple):
     """How an architecture is written. keys: key of config.json -> key of the file. paired: rows of
-    q and k are reordered so that channels that rotate together are neighbours.
+    q and k are reordered so that channels that rotate together are neighbours. shift: of logits.
     """
 
     architecture: str
     keys: dict[str, str]
     paired: bool = False
+    shift: bool = False
 
 
 _FORMS = {
     "llada": _Form("LLaDAModelLM", _LLADA_KEYS, paired=True),
     "llada-moe": _Form("LLaDAMoEModelLM", _QWEN_KEYS),
-    "dream": _Form("DreamModel", _QWEN_KEYS),
+    "dream": _Form("DreamModel", _QWEN_KEYS, shift=True),
 }
 _LAYER = {
     "q": "attn_q.weight",
@@ -119,9 +145,56 @@ class GGUF:
         known = special_ids(self.metadata)
         named = {"mask_token_id": "mask", "eos_token_id": "eos"}
         found |= {key: known[role] for key, role in named.items() if role in known}
-        if found.get("rope_scaling") == "none":
-            del found["rope_scaling"]
+        found["rope_scaling"] = self._scaling()
+        self._refuse_others({*keys.values(), *(self._key(f"scaling.{x}") for x in _SCALING_KEYS)})
         return found | {"architectures": [self._form.architecture]}
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}.rope.{name}"
+
+    def _scaling(self) -> dict[str, Any] | None:
+        """The file's `rope_scaling` as config.json would say it."""
+        read = self.metadata.get
+        given = {ours: read(self._key(f"scaling.{theirs}")) for ours, theirs in _SCALING.items()}
+        given = {key: value for key, value in given.items() if value is not None}
+        factor = float(given.get("factor") or 0)
+        if factor == 0 or given.get("rope_type") == "none":
+            return None
+        kind = given.setdefault("rope_type", "linear")
+        attention = read(self._key("scaling.attn_factor"), 1.0)
+        if kind == "yarn":  # llama.cpp multiplies what the paper says, transformers replaces it
+            given["attention_factor"] = attention * (0.1 * math.log(factor) + 1)
+        elif attention != 1.0:
+            raise self._unsupported("rope.scaling.attn_factor", attention)
+        else:
+            kept = ("rope_type", "factor", "finetuned")
+            given = {key: value for key, value in given.items() if key in kept}
+        return given
+
+    def _refuse_others(self, used: set[str]) -> None:
+        """Raises CheckpointError for a key of the architecture that is neither used nor neutral."""
+        lead = f"{self._prefix}."
+        heads = self.metadata.get(f"{lead}attention.head_count") or 1
+        size = self.metadata.get(f"{lead}embedding_length", 0) // heads
+        size = self.metadata.get(f"{lead}attention.key_length", size)
+        same = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        neutral = _NEUTRAL | dict.fromkeys(same, (size,))
+        for key, value in self.metadata.items():
+            name = key.removeprefix(lead)
+            if name == key or key in used or name in _UNREAD:
+                continue
+            if value not in neutral.get(name, ()):
+                raise self._unsupported(name, value)
+        shift = self.metadata.get("diffusion.shift_logits", self._form.shift)
+        if bool(shift) != self._form.shift:
+            raise CheckpointError(
+                f"{self.path} has 'diffusion.shift_logits': {shift!r}; only {self._form.shift} is"
+                f" supported for the architecture {self._prefix!r}."
+            )
+
+    def _unsupported(self, name: str, value: Any) -> CheckpointError:
+        given = f"{self.path} has '{self._prefix}.{name}': {value!r}"
+        return CheckpointError(f"{given}, which is not supported.")
 
     def slots(self, family: ModuleType, shape: ModelConfig) -> dict[str, WeightSlot]:
         """Where each tensor goes, by its name in the file."""

@@ -320,6 +320,7 @@ def load(
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
     shape = module.shape(config)
     known = facts_of(module, checkpoint, facts or {}, ends)
+    _fits_rotary(known, shape)
     model = empty(module, shape, kind, place, _quant(config, quant), compiled)
     read = _read(model, checkpoint, module)
     model.requires_grad_(False).eval()
@@ -342,6 +343,15 @@ def load(
         template,
         read,
     )
+
+
+def _fits_rotary(facts: ModelInfo, shape: ModelConfig) -> None:
+    scaling = shape.rope_scaling
+    if scaling and scaling.kind == "dynamic" and facts.context > scaling.original:
+        raise RequestError(
+            f"The fact 'context' is {facts.context}; the rotary embedding is scaled as 'dynamic',"
+            f" which is supported up to the {scaling.original} positions of the config."
+        )
 
 
 def unused(family: ModuleType) -> tuple[str, ...]:

@@ -17,6 +17,14 @@ UNUSED = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 """Beginnings of the names of tensors that text does not need."""
 
 Model = Gemma
+_GEMMA4 = {
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
+"""Settings of Gemma 4 that this model does not vary."""
 
 
 def shape(config: dict[str, Any]) -> GemmaConfig:
@@ -25,7 +33,7 @@ def shape(config: dict[str, Any]) -> GemmaConfig:
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise CheckpointError("config.json has no 'text_config', which this family needs.")
-    expected = {"attention_bias": False, "hidden_activation": ACTIVATION}
+    expected = {"attention_bias": False, "hidden_activation": ACTIVATION, **_GEMMA4}
     refuse(text, expected | {"tie_word_embeddings": True, "use_bidirectional_attention": "vision"})
     mixture = Mixture(
         experts=whole(text, "num_experts"),
@@ -100,6 +108,12 @@ def _rotary(text: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     given = text.get("rope_parameters") or {}
     sliding = given.get("sliding_attention", {})
     full = given.get("full_attention", {"partial_rotary_factor": 0.25})
+    known = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
+    for kind, one in given.items():
+        if kind not in ("sliding_attention", "full_attention") or one.keys() - known:
+            raise CheckpointError(
+                f"config.json has {kind!r}: {one!r} in 'rope_parameters', which is not supported."
+            )
     refuse(sliding, {"rope_type": "default", "partial_rotary_factor": 1.0, "factor": 1.0})
     refuse(full, {"rope_type": "proportional", "factor": 1.0})
     return sliding, full

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dinfer.config import ids, number, refuse, whole
+from dinfer.config import ids, number, refuse, refuse_elsewhere, whole
+from dinfer.nn.rope_config import rope_of
 from dinfer.nn.transformer import ModelConfig, Transformer
 from dinfer.nn.weight_map import WeightSlot, layer_slots
 from dinfer.step import ModelInfo
@@ -26,21 +27,29 @@ def shape(config: dict[str, Any]) -> ModelConfig:
         "attention_layer_norm": False,
         "input_emb_norm": False,
         "scale_logits": False,
+        "layer_norm_with_affine": True,
+        "bias_for_layer_norm": False,
+        "block_group_size": 1,
+        "partial_rotary_factor": 1,
     }
     refuse(config, expected)
+    refuse_elsewhere(config)
     hidden, heads = whole(config, "d_model"), whole(config, "n_heads")
+    context = whole(config, "max_sequence_length")
+    rope = rope_of(config, context)
     return ModelConfig(
         vocab=whole(config, "embedding_size", config.get("vocab_size")),
         hidden=hidden,
         layers=whole(config, "n_layers"),
         heads=heads,
-        kv_heads=whole(config, "n_kv_heads", heads),
+        kv_heads=whole(config, "n_kv_heads", 1 if config.get("multi_query_attention") else heads),
         head_size=hidden // heads,
         intermediate=whole(config, "mlp_hidden_size", int(number(config, "mlp_ratio", 4) * hidden)),
         norm_eps=number(config, "rms_norm_eps", 1e-5),
-        rope_theta=number(config, "rope_theta"),
-        context=whole(config, "max_sequence_length"),
-        tied=bool(config.get("weight_tying", False)),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
+        context=context,
+        tied=bool(config.get("weight_tying", True)),
     )
 
 

@@ -5,6 +5,7 @@
 from typing import Any
 
 from dinfer.config import ids, number, refuse, whole
+from dinfer.errors import CheckpointError
 from dinfer.nn.hf_layout import EXPERTS, MLP, NORMS, shape_of, slots_of
 from dinfer.nn.moe import GroupedSigmoid, Mixture
 from dinfer.nn.transformer import ModelConfig, Transformer
@@ -16,7 +17,9 @@ Model = Transformer
 
 
 def shape(config: dict[str, Any]) -> ModelConfig:
-    """Sizes from config.json; the rotary embedding turns only a part of each head's channels."""
+    """Sizes from config.json, or the defaults of the official class; the rotary embedding turns
+    only a part of each head's channels.
+    """
     expected = {
         "use_bias": False,
         "use_qkv_bias": False,
@@ -25,28 +28,41 @@ def shape(config: dict[str, Any]) -> ModelConfig:
         "score_function": "sigmoid",
         "norm_topk_prob": True,
         "norm_head": False,
+        "using_split_qkv_in_self_attention": False,
     }
     refuse(config, expected)
-    hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
-    head_size = whole(config, "head_dim", hidden // heads)
-    wide, groups = whole(config, "moe_intermediate_size"), whole(config, "n_group", 1)
+    heads = whole(config, "num_attention_heads")
+    wide, groups = whole(config, "moe_intermediate_size"), whole(config, "n_group", 8)
     mixture = Mixture(
         experts=whole(config, "num_experts"),
         intermediate=wide,
         routing=GroupedSigmoid(
             top=whole(config, "num_experts_per_tok"),
             groups=groups,
-            kept=whole(config, "topk_group", groups),
-            scale=number(config, "routed_scaling_factor", 1.0),
+            kept=whole(config, "topk_group", min(4, groups)),
+            scale=number(config, "routed_scaling_factor", 2.5),
         ),
         first=int(number(config, "first_k_dense_replace", 0)),
         shared=int(number(config, "num_shared_experts", 0)) * wide,
-        biased=bool(config.get("moe_router_enable_expert_bias", False)),
+        biased=bool(config.get("moe_router_enable_expert_bias", True)),
     )
-    rotary = int(head_size * number(config, "partial_rotary_factor", 1.0))
-    return shape_of(
-        config, qk_norm=True, rotary=whole(config, "rotary_dim", rotary), mixture=mixture
+    found = shape_of(
+        config,
+        partial=0.5,
+        kv_heads=whole(config, "num_key_value_heads")
+        if config.get("num_key_value_heads")
+        else heads,
+        norm_eps=number(config, "rms_norm_eps", 1e-5),
+        qk_norm=True,
+        mixture=mixture,
     )
+    turned = found.rotary or found.head_size
+    if whole(config, "rotary_dim", turned) != turned:
+        raise CheckpointError(
+            f"config.json gives 'rotary_dim' as {config['rotary_dim']}, but"
+            f" 'partial_rotary_factor' makes it {turned}; they must agree."
+        )
+    return found
 
 
 def facts(config: dict[str, Any]) -> ModelInfo:

@@ -24,12 +24,11 @@ def shape(config: dict[str, Any]) -> ModelConfig:
     expected = {
         "attention_bias": False,
         "qk_layernorm": True,
-        "clip_qkv": None,
         "moe_router_score_function": "softmax",
         "moe_router_enable_expert_bias": False,
         "shared_expert_intermediate_size": None,
         "router_num_group": None,
-        "partial_rotary_factor": 1,
+        "router_topk_group": None,
         "routed_scaling_factor": 1,
     }
     refuse(config, expected)

@@ -15,7 +15,7 @@ Model = Transformer
 def shape(config: dict[str, Any]) -> ModelConfig:
     """Sizes from the Qwen3-style keys of config.json."""
     refuse(config, {"attention_bias": False})
-    return shape_of(config, qk_norm=True)
+    return shape_of(config, qk_norm=True, head_size=whole(config, "head_dim", 128))
 
 
 def facts(config: dict[str, Any]) -> ModelInfo:

@@ -23,7 +23,7 @@ def shape(config: dict[str, Any]) -> ModelConfig:
     )
     wide = whole(config, "moe_intermediate_size")
     mixture = Mixture(whole(config, "num_experts"), wide, routing)
-    return shape_of(config, qk_norm=True, mixture=mixture)
+    return shape_of(config, qk_norm=True, head_size=whole(config, "head_dim", 128), mixture=mixture)
 
 
 def slots(shape: ModelConfig) -> dict[str, WeightSlot]:

@@ -4,7 +4,8 @@ Hugging Face form.
 
 from typing import Any
 
-from dinfer.config import number, refuse, whole
+from dinfer.config import number, refuse, refuse_elsewhere, whole
+from dinfer.nn.rope_config import rope_of
 from dinfer.nn.transformer import ModelConfig
 from dinfer.nn.weight_map import WeightSlot, layer_slots
 
@@ -26,22 +27,34 @@ EXPERTS = {"router": "mlp.gate.weight"} | {
 }
 
 
-def shape_of(config: dict[str, Any], **more: Any) -> ModelConfig:
+def shape_of(config: dict[str, Any], partial: float | None = None, **more: Any) -> ModelConfig:
     """Sizes from the shared keys; `more` adds or replaces fields. Settings that the stack does not
     have are refused.
+
+    partial: share of a head's channels that is rotated where the config does not say it; None = the
+    family rotates all, and a config that says otherwise is refused.
     """
-    refuse(config, {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False})
+    refuse(config, {"hidden_act": "silu"})
+    refuse_elsewhere(config)
     hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
+    context = whole(config, "max_position_embeddings")
+    head_size = more.pop("head_size", None) or whole(config, "head_dim", hidden // heads)
+    rope = rope_of(config, context)
+    share = rope.partial or partial or 1.0
+    if partial is None:
+        refuse({"partial_rotary_factor": share}, {"partial_rotary_factor": 1})
     fields: dict[str, Any] = {
         "vocab": whole(config, "vocab_size"),
         "hidden": hidden,
         "layers": whole(config, "num_hidden_layers"),
         "heads": heads,
         "kv_heads": whole(config, "num_key_value_heads", heads),
-        "head_size": whole(config, "head_dim", hidden // heads),
+        "head_size": head_size,
         "norm_eps": number(config, "rms_norm_eps", 1e-6),
-        "rope_theta": number(config, "rope_theta"),
-        "context": whole(config, "max_position_embeddings"),
+        "rope_theta": rope.theta,
+        "rope_scaling": rope.scaling,
+        "rotary": 0 if share == 1 else int(head_size * share),
+        "context": context,
         "tied": bool(config.get("tie_word_embeddings", False)),
     }
     if "intermediate" not in more:

@@ -15,7 +15,7 @@ from dinfer.nn.linear import Embedding, Linear
 from dinfer.nn.mlp import GatedMLP
 from dinfer.nn.moe import Mixture, MixtureMLP
 from dinfer.nn.norm import RMSNorm
-from dinfer.nn.rope import Rotary, rotary_table
+from dinfer.nn.rope import RopeScaling, Rotary, rotary_table
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class ModelConfig:
     qkv_bias: bool = False
     rotary: int = 0
     mixture: Mixture | None = None
+    rope_scaling: RopeScaling | None = None
 
     def kv_at(self, layer: int) -> tuple[int, int]:
         """Key/value heads of a layer, and their size."""
@@ -50,6 +51,11 @@ class ModelConfig:
     def window_at(self, layer: int) -> int | None:
         """How many positions a row of a layer sees, its own among them; None = all there are."""
         return None
+
+    def rotary_rows(self, positions_T: Tensor) -> Rotary:
+        """cos and sin of rows at these positions."""
+        channels = self.rotary or self.head_size
+        return rotary_table(positions_T, channels, self.rope_theta, scaling=self.rope_scaling)
 
     @property
     def stored(self) -> int:
@@ -130,8 +136,7 @@ class Transformer(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        channels = self.shape.rotary or self.shape.head_size
-        rotary = rotary_table(positions_T, channels, self.shape.rope_theta)
+        rotary = self.shape.rotary_rows(positions_T)
         for number, layer in enumerate(self.layers):
             x_TD = layer(x_TD, rotary, number, attend)
         out: Tensor = self.norm(x_TD)

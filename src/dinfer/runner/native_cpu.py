@@ -28,7 +28,6 @@ from dinfer.nn.moe import GroupedSigmoid, MixtureMLP, Softmax
 from dinfer.nn.norm import RMSNorm
 from dinfer.nn.packed import Packed
 from dinfer.nn.quantized import QuantizedGroupedLinear, QuantizedHead, QuantizedLinear
-from dinfer.nn.rope import rotary_table
 from dinfer.nn.transformer import Layer, ModelConfig, Transformer
 from dinfer.quant.int4 import Int4
 from dinfer.quant.int8 import Int8
@@ -255,7 +254,7 @@ class NativeRunner:
         if len(self._tables[0]) < length:
             shape = self.model.shape
             channels = shape.rotary or shape.head_size
-            tables = rotary_table(torch.arange(2 * length), channels, shape.rope_theta)
+            tables = shape.rotary_rows(torch.arange(2 * length))
             cos, sin = (x[:, 0, : channels // 2].contiguous() for x in tables)
             self._tables = cos, sin
         return self._tables
