@@ -373,7 +373,7 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
         tensors["blk.1.attn_k.weight.old"] = tensors.pop("blk.1.attn_k.weight")
 
     said = refusal(write("llada", tmp_path / "a.gguf", more=damage))
-    assert "missing: blk.1.attn_k.weight; unexpected: blk.1.attn_k.weight.old" in said
+    assert "1 of 30 missing: blk.1.attn_k.weight; 1 unexpected: blk.1.attn_k.weight.old" in said
 
     def shrink(_: gguf.GGUFWriter, tensors: dict[str, np.ndarray]) -> None:
         tensors["blk.1.attn_k.weight"] = tensors["blk.1.attn_k.weight"][:, :32].copy()

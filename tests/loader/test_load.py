@@ -20,10 +20,11 @@ from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownNam
 from dinfer.loader import load as loading
 from dinfer.loader import weights as weights_of
 from dinfer.loader.load import blank, family_of, load, unused
+from dinfer.loader.quantize import quantize
 from dinfer.loader.safetensors import SafetensorsFiles
 from dinfer.loader.weights import check, places
 
-from ..conftest import FAMILIES, GOLDEN
+from ..conftest import FAMILIES, GOLDEN, golden_facts
 
 IDS = [7, 100, 311, 42, 9, 311, 250, 3]
 
@@ -244,7 +245,7 @@ def test_any_damaged_tensor_is_named(family: str) -> None:
         others = {other: held[other] for other in held if other != name}
         damaged = {
             f"missing: {name}.": others,
-            f"missing: {name}; unexpected: {name}.old": others | {f"{name}.old": header},
+            f"missing: {name}; 1 unexpected: {name}.old": others | {f"{name}.old": header},
             f"{name} has the shape {[*header.shape, 1]}": others
             | {name: header._replace(shape=(*header.shape, 1))},
             f"{name} holds int8": others | {name: header._replace(dtype=torch.int8)},
@@ -265,20 +266,143 @@ def test_a_checkpoint_under_the_name_of_another_family(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", [None, [], {"a": 1}])
 def test_index_without_a_map(folder: Path, table: Any) -> None:
+    (folder / "model.safetensors").unlink()
     change(folder, "model.safetensors.index.json", weight_map=table)
     assert "weight_map" in refusal(folder)
 
 
 def test_index_that_names_what_is_not_there(folder: Path) -> None:
-    table = dict.fromkeys(weights(folder), "model.safetensors")
+    tensors = weights(folder)
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    table = dict.fromkeys(tensors, "one.safetensors")
     first = min(table)
     change(folder, "model.safetensors.index.json", weight_map=table | {first: "gone.safetensors"})
-    assert "gone.safetensors" in refusal(folder)
-    tensors = weights(folder)
+    assert "1 of the 2 files" in (said := refusal(folder)) and "gone.safetensors; down" in said
     del tensors[first]
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / "one.safetensors")
     change(folder, "model.safetensors.index.json", weight_map=table)
-    assert first in refusal(folder)
+    assert f"one.safetensors in {folder} does not hold {first}" in refusal(folder)
+
+
+# What lies beside the weights, and other forms of them
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+def test_a_complete_single_file_goes_before_an_index(family: str, tmp_path: Path) -> None:
+    """As in transformers; such a pair is what a merge of shards leaves."""
+    folder = copy_of(family, tmp_path)
+    change(folder, "model.safetensors.index.json", weight_map={"a": "gone.safetensors"})
+    assert torch.equal(llm(folder).logits(IDS), llm(GOLDEN / family).logits(IDS))
+
+
+def test_shards_without_an_index_are_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    assert "it holds model-00001-of-00002.safetensors" in refusal(folder)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "sdar_moe"])  # that has shards
+def test_buffers_are_passed_over(family: str, tmp_path: Path) -> None:
+    folder, held = copy_of(family, tmp_path), weights(GOLDEN / family)
+    buffers = ("inv_freq", "cos_cached", "sin_cached")
+    extra = {f"model.layers.0.self_attn.rotary_emb.{name}": torch.ones(8) for name in buffers}
+    extra |= {"model.position_ids": torch.arange(9)}
+    save_file(held | extra, folder / "model.safetensors")
+    facts = golden_facts(family)
+    found, golden = (load(str(f), "float32", "cpu", facts) for f in (folder, GOLDEN / family))
+    assert found.read and golden.read and found.read.bytes == golden.read.bytes
+
+
+@pytest.mark.usefixtures("plain_weights")
+@pytest.mark.parametrize(
+    ("family", "key", "head"),
+    [
+        ("llada", "weight_tying", "model.transformer.ff_out.weight"),
+        ("dream", "tie_word_embeddings", "lm_head.weight"),
+    ],
+)
+def test_a_head_beside_a_tied_embedding(
+    family: str, key: str, head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same: passed over. Another one: it is the head, as transformers has it."""
+    folder, held = copy_of(family, tmp_path), weights(GOLDEN / family)
+    change(folder, **{key: True})
+    embedding = next(name for name in held if "wte" in name or "embed_tokens" in name)
+    save_file(held | {head: held[embedding].clone()}, folder / "model.safetensors")
+    tied = load(str(folder), "float32", "cpu").model
+    assert tied.shape.tied and tied.head.weight is tied.embedding.weight
+    save_file({name: x for name, x in held.items() if name != head}, folder / "model.safetensors")
+    assert load(str(folder), "float32", "cpu").model.shape.tied and not caplog.text
+    save_file(held, folder / "model.safetensors")
+    own = load(str(folder), "float32", "cpu").model
+    assert not own.shape.tied and torch.equal(own.head.weight, held[head])
+    assert f"{head} differs from {embedding}" in caplog.text
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickled_weights(shards: int, old: bool, tmp_path: Path) -> None:
+    """As torch.save writes them now, and as it did before version 1.6."""
+    folder = copy_of("llada", tmp_path)
+    tensors = weights(folder)
+    names = sorted(tensors)
+    (folder / "model.safetensors").unlink()
+    table = {}
+    for part in range(shards):
+        file = f"pytorch_model-{part + 1:05}-of-00002.bin" if shards > 1 else "pytorch_model.bin"
+        chosen = names[part::shards]
+        new = {"_use_new_zipfile_serialization": not old}
+        torch.save({name: tensors[name] for name in chosen}, folder / file, **new)
+        table |= dict.fromkeys(chosen, file)
+    if shards > 1:
+        change(folder, "pytorch_model.bin.index.json", weight_map=table)
+    assert torch.equal(llm(folder).logits(IDS), llm(GOLDEN / "llada").logits(IDS))
+    written = list(quantize(str(folder), tmp_path / "int8", "int8"))
+    assert len(written) == shards
+    found = LLM(str(tmp_path / "int8"), dtype="float32", device="cpu", kv_memory=0.01)
+    again = LLM(str(folder), dtype="float32", device="cpu", kv_memory=0.01, quant="int8")
+    assert torch.equal(found.logits(IDS), again.logits(IDS))
+
+
+class Trap:
+    """Unpickling it would leave a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_pickles_that_are_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    path, trap = folder / "pytorch_model.bin", folder / "opened"
+    torch.save({"a": Trap(trap)}, path)
+    assert "more than tensors" in refusal(folder) and not trap.exists()
+    torch.save([torch.zeros(3)], path)
+    assert "table of tensors" in refusal(folder)
+    for content in (b"", b"PK\x03\x04", path.read_bytes()[:40]):
+        path.write_bytes(content)
+        assert str(path) in refusal(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_pointers_of_git_lfs(file: str, folder: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (folder / file).write_text(pointer)
+    said = refusal(folder)
+    assert f"{folder / file} is a Git LFS pointer" in said and "git lfs pull" in said
+    if file == "model.safetensors":
+        (folder / file).rename(folder / "pytorch_model.bin")
+        assert "pytorch_model.bin is a Git LFS pointer" in refusal(folder)
+        (folder / "a.gguf").write_text(pointer)
+        assert "a.gguf is a Git LFS pointer" in refusal(folder / "a.gguf")
+
+
+def test_byte_order_marks(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (folder / "dinfer.json").write_bytes(b'\xef\xbb\xbf{"context": 99}')
+    assert load(str(folder), "float32", "cpu").facts.context == 99
 
 
 def test_mask_outside_the_embedding(folder: Path) -> None:

@@ -5,7 +5,9 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from dinfer.errors import CheckpointError
+from dinfer.loader.files import weight_files
 from dinfer.loader.safetensors import SafetensorsFiles
+from dinfer.loader.torch_files import TorchFiles
 from dinfer.loader.weights import Tensors
 from dinfer.nn.transformer import ModelConfig
 from dinfer.nn.weight_map import WeightSlot
@@ -59,9 +61,12 @@ class Folder:
         slots: dict[str, WeightSlot] = family.slots(shape)
         return slots
 
-    def tensors(self, unused: tuple[str, ...] = ()) -> SafetensorsFiles:
-        """Of the safetensors files."""
-        return SafetensorsFiles(self.path, unused)
+    def tensors(self, unused: tuple[str, ...] = ()) -> SafetensorsFiles | TorchFiles:
+        """Of the safetensors files, else of pytorch_model.bin."""
+        files = weight_files(self.path)
+        if next(iter(files)).suffix == ".bin":
+            return TorchFiles(self.path, unused, files)
+        return SafetensorsFiles(self.path, unused, files)
 
     def tokenizer(self) -> Tokenizer | None:
         """From tokenizer.json, or vocab.json with merges.txt."""

@@ -18,7 +18,7 @@ from dinfer.nn.weight_map import WeightSlot, layer_slots
 from dinfer.registry import near
 from dinfer.text.chat import ChatTemplate
 from dinfer.text.gguf import end_ids, special_ids, template_of, tokenizer_of
-from dinfer.text.tokenizer import Tokenizer
+from dinfer.text.tokenizer import Tokenizer, refuse_pointer
 
 _QWEN_KEYS = {
     "num_hidden_layers": "block_count",
@@ -295,6 +295,7 @@ def _open(path: Path) -> Any:
             f"{path} needs the package gguf; install it with `pip install dinfer[gguf]`."
         ) from error
     try:
+        refuse_pointer(path)
         return GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError) as error:
         raise CheckpointError(f"{path} is no readable GGUF file: {error}.") from error

@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +21,7 @@ from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownNam
 from dinfer.loader.checkpoint import Checkpoint, Folder
 from dinfer.loader.gguf import GGUF
 from dinfer.loader.model_info import facts_of
-from dinfer.loader.weights import check, load_weights, places
+from dinfer.loader.weights import Tensors, check, load_weights, places, same
 from dinfer.native.products import PrepackedScheme
 from dinfer.nn import quantized
 from dinfer.nn.linear import Linear
@@ -38,6 +38,7 @@ from dinfer.text.tokenizer import Tokenizer
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 TEXTS = ["*.json", "*.jinja", "merges.txt"]
 WANTED = [*TEXTS, "*.safetensors"]
+PICKLED = ["*.bin"]
 _KINDS = "no bundled name, folder, GGUF file or hub id (owner/name)"
 log = logging.getLogger("dinfer")
 
@@ -104,7 +105,10 @@ def locate(name: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED))
+        folder = Path(snapshot_download(name, allow_patterns=WANTED))
+        if not any(folder.glob("*.safetensors")):  # an old checkpoint
+            snapshot_download(name, allow_patterns=PICKLED)
+        return folder
     except HFValidationError as error:
         raise UnknownName(f"Unknown model {name!r}: {_KINDS}.{near(name, bundled())}") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -156,10 +160,10 @@ def choose_family(checkpoint: Checkpoint, asked: str | None = None) -> ModuleTyp
     if asked not in names("model"):
         raise UnknownName(f"Unknown family {asked!r}.{near(asked, names('model'))}")
     family = import_module(f"dinfer.model.{asked}")
-    stored, tensors = stored_quant(config), checkpoint.tensors(unused(family))
+    stored = stored_quant(config)
     try:
-        shape = family.shape(config)
         family.facts(config)
+        shape, tensors = fit(family, checkpoint)
         slots = checkpoint.slots(family, shape)
         model = blank(family, shape, torch.float32, stored)
         check(places(model, slots, coded=stored is not None), tensors)
@@ -187,10 +191,18 @@ def resolve_dtype(dtype: str, config: dict[str, Any], device: torch.device) -> t
         if dtype == "float16" or (dtype == "bfloat16" and not native):
             log.warning("This CPU computes %s slowly; float32 is likely to be faster.", dtype)
     if dtype == "auto":
-        dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+        dtype = _stored_dtype(config)
     if dtype not in DTYPES:
         raise RequestError(f"Unknown dtype {dtype!r}.{near(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
+
+
+def _stored_dtype(config: dict[str, Any]) -> str:
+    """What the config says of the weights' type, in the spellings of transformers 4 and 5."""
+    places = (config, config.get("text_config") or {})
+    found = (place.get(key) for place in places for key in ("torch_dtype", "dtype"))
+    dtype = str(next(filter(None, found), "bfloat16")).removeprefix("torch.")
+    return "float32" if dtype == "float64" else dtype
 
 
 def resolve_device(device: str) -> torch.device:
@@ -316,13 +328,14 @@ def load(
     module = choose_family(checkpoint, family)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, config, place)
+    scheme = _quant(config, quant)
     tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
-    shape = module.shape(config)
+    shape, tensors = fit(module, checkpoint)
     known = facts_of(module, checkpoint, facts or {}, ends)
     _fits_rotary(known, shape)
-    model = empty(module, shape, kind, place, _quant(config, quant), compiled)
-    read = _read(model, checkpoint, module)
+    model = empty(module, shape, kind, place, scheme, compiled)
+    read = _read(model, checkpoint, module, tensors)
     model.requires_grad_(False).eval()
     if known.causal and known.block_length is None:
         raise RequestError("The fact 'block_length' is None; a causal model needs one.")
@@ -360,10 +373,35 @@ def unused(family: ModuleType) -> tuple[str, ...]:
     return found
 
 
-def _read(model: Transformer, checkpoint: Checkpoint, family: ModuleType) -> Reading:
+def fit(family: ModuleType, checkpoint: Checkpoint) -> tuple[ModelConfig, Tensors]:
+    """Sizes of the model, and the tensors that it takes from the files.
+
+    A head that is stored although the config says that it is the embedding is passed over if it is
+    the same, and else used, as transformers does.
+    """
+    shape: ModelConfig = family.shape(checkpoint.json("config.json"))
+    passed = unused(family)
+    tensors = checkpoint.tensors(passed)
+    if not shape.tied:
+        return shape, tensors
+    tied = checkpoint.slots(family, shape)
+    untied = checkpoint.slots(family, replace(shape, tied=False))
+    embedding = next(name for name, slot in tied.items() if slot.parameter == "embedding.weight")
+    for head in untied.keys() - tied.keys():
+        if head in tensors.headers and embedding in tensors.headers:
+            if not same(tensors, head, embedding):
+                log.warning("%s differs from %s, so they are not tied.", head, embedding)
+                return replace(shape, tied=False), tensors
+            passed = (*passed, head)
+    return shape, checkpoint.tensors(passed)
+
+
+def _read(
+    model: Transformer, checkpoint: Checkpoint, family: ModuleType, tensors: Tensors
+) -> Reading:
     """Fills the model from the checkpoint, and makes it ready."""
     coded = stored_quant(checkpoint.json("config.json")) is not None
-    start, tensors = time.perf_counter(), checkpoint.tensors(unused(family))
+    start = time.perf_counter()
     slots = checkpoint.slots(family, model.shape)
     load_weights(places(model, slots, coded), tensors)
     quantized.finalize(model)

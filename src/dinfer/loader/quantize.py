@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 
 from dinfer.errors import RequestError
 from dinfer.loader.checkpoint import Folder
-from dinfer.loader.load import TEXTS, blank, choose_family, locate, stored_quant, unused
-from dinfer.loader.safetensors import INDEX
+from dinfer.loader.files import INDEX, SINGLE
+from dinfer.loader.load import TEXTS, blank, choose_family, fit, locate, stored_quant
+from dinfer.loader.safetensors import SafetensorsFiles
+from dinfer.loader.torch_files import TorchFiles
 from dinfer.loader.weights import check, fill, places
 from dinfer.nn.quantized import QuantizedWeight
 
@@ -43,10 +45,12 @@ def quantize(
     module = choose_family(checkpoint, family)
     if family is not None:
         config = config | {"architectures": list(module.ARCHITECTURES[:1])}
-    shape = module.shape(config)
+    shape, tensors = fit(module, checkpoint)
+    assert isinstance(tensors, SafetensorsFiles | TorchFiles)
     parts = places(blank(module, shape, torch.bfloat16, scheme), module.slots(shape))
-    tensors = checkpoint.tensors(unused(module))
     check(parts, tensors)
+    if shape.tied != module.shape(config).tied:  # a head of its own, whatever the config says
+        config = config | {"tie_word_embeddings": False, "weight_tying": False}
     target.mkdir(parents=True, exist_ok=True)
     table: dict[str, str] = {}
     for path, names in tensors.by_file().items():
@@ -60,9 +64,10 @@ def quantize(
             else:
                 written[name] = torch.empty(header.shape, dtype=header.dtype)
                 fill(written[name], tensors.pieces(name))
-        save_file(written, target / path.name, metadata={"format": "pt"})
-        table |= dict.fromkeys(written, path.name)
-        yield target / path.name, (target / path.name).stat().st_size
+        file = target / f"{path.stem.replace('pytorch_model', 'model')}.safetensors"
+        save_file(written, file, metadata={"format": "pt"})
+        table |= dict.fromkeys(written, file.name)
+        yield file, file.stat().st_size
     _write_texts(folder, target, config, table, scheme)
 
 
@@ -71,9 +76,9 @@ def _write_texts(
 ) -> None:
     for pattern in TEXTS:
         for path in folder.glob(pattern):
-            if path.name not in ("config.json", INDEX):
+            if path.name != "config.json" and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, target / path.name)
-    if (folder / INDEX).is_file():
+    if set(table.values()) != {SINGLE}:
         _write(target / INDEX, {"metadata": {}, "weight_map": table})
     method = {"quant_method": "dinfer", "scheme": scheme}
     _write(target / "config.json", config | {"quantization_config": method})

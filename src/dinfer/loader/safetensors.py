@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dinfer.errors import CheckpointError
+from dinfer.loader.files import carries_weights, weight_files
 from dinfer.loader.weights import Header, Pieces, row_ranges
-from dinfer.text.tokenizer import read_json
+from dinfer.text.tokenizer import refuse_pointer
 
-INDEX = "model.safetensors.index.json"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -42,17 +42,22 @@ class SafetensorsFiles:
     damaged.
     """
 
-    def __init__(self, folder: Path, unused: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        unused: tuple[str, ...] = (),
+        files: dict[Path, list[str]] | None = None,
+    ) -> None:
         self.where = folder
         found: dict[str, _Entry] = {}
-        for path, wanted in _files(folder).items():
+        for path, wanted in (files or weight_files(folder)).items():
             held = _entries(path)
             if gone := sorted(set(wanted) - set(held)):
                 raise CheckpointError(f"{path.name} in {folder} does not hold {', '.join(gone)}.")
             found |= {
                 name: entry
                 for name, entry in held.items()
-                if name in (wanted or held) and not name.startswith(unused)
+                if name in (wanted or held) and carries_weights(name, unused)
             }
         self._entries = found
         self.headers = {name: entry.header for name, entry in found.items()}
@@ -83,31 +88,11 @@ class SafetensorsFiles:
                 yield rows, torch.frombuffer(view, dtype=dtype).view(part)
 
 
-def _files(folder: Path) -> dict[Path, list[str]]:
-    """The names of the tensors in each file, by the index; none for the single file, which tells
-    them itself.
-    """
-    index = folder / INDEX
-    if index.is_file():
-        table = read_json(index).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-            raise CheckpointError(
-                f"{index.name} in {folder} holds no weight_map of tensor names to files."
-            )
-        files: dict[Path, list[str]] = {folder / file: [] for file in sorted(set(table.values()))}
-        for name, file in table.items():
-            files[folder / file].append(name)
-        return files
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise CheckpointError(f"{folder} holds no {single.name} and no {INDEX}.")
-    return {single: []}
-
-
 def _entries(path: Path) -> dict[str, _Entry]:
     """The header of a file, in the order of the data (https://github.com/huggingface/safetensors:
     8 bytes of length, JSON, data). The library checks that it is sound.
     """
+    refuse_pointer(path)
     try:
         with safe_open(path, framework="pt"):
             pass

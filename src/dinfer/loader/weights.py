@@ -18,6 +18,7 @@ for.
 """
 AT_ONCE = 1 << 20
 """Elements of a piece. Temporary copies in float32 have this size, whatever that of the tensor."""
+_MOST_NAMES = 20  # in an error
 
 
 class Header(NamedTuple):
@@ -101,13 +102,29 @@ def check(targets: Mapping[str, WeightTarget], tensors: Tensors) -> None:
     held = tensors.headers
     missing, unexpected = sorted(set(targets) - set(held)), sorted(set(held) - set(targets))
     if missing or unexpected:
-        parts = [f"missing: {', '.join(missing)}"] * bool(missing)
-        parts += [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
+        parts = [f"{len(missing)} of {len(targets)} missing: {_listed(missing)}"] * bool(missing)
+        parts += [f"{len(unexpected)} unexpected: {_listed(unexpected)}"] * bool(unexpected)
         raise CheckpointError(
             f"The tensors in {tensors.where} are not those of this family; {'; '.join(parts)}."
         )
     for name, header in held.items():
         _check(name, header, targets[name])
+
+
+def same(tensors: Tensors, one: str, other: str) -> bool:
+    """Whether two tensors of a checkpoint are equal."""
+    if tensors.headers[one].shape != tensors.headers[other].shape:
+        return False
+    # Pieces may share their memory, so one of each pair is kept.
+    first = (piece.clone() for _, piece in tensors.pieces(one))
+    second = (piece for _, piece in tensors.pieces(other))
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _listed(names: list[str]) -> str:
+    """All names, or the first of very many."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check(name: str, header: Header, target: WeightTarget) -> None:

@@ -44,7 +44,7 @@ class ChatTemplate:
             named = {entry.get("name"): entry for entry in source if isinstance(entry, dict)}
             source = named.get("default", {}).get("template")
         try:
-            source = file.read_text("utf-8") if file.is_file() else source
+            source = file.read_text("utf-8-sig") if file.is_file() else source
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}.") from error
         return cls(source, special_tokens(folder)) if isinstance(source, str) else None

@@ -214,7 +214,8 @@ def read_json(path: Path) -> Json:
     Raises CheckpointError where the file holds anything else.
     """
     try:
-        found = json.loads(path.read_text("utf-8"))
+        refuse_pointer(path)
+        found = json.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -222,6 +223,17 @@ def read_json(path: Path) -> Json:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(found).__name__}.")
     return found
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises CheckpointError where a file is what Git LFS leaves in the place of a large one."""
+    start = b"version https://git-lfs.github.com/spec/"
+    with path.open("rb") as file:
+        if file.read(len(start)) == start:
+            raise CheckpointError(
+                f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in its"
+                " folder, or download the file."
+            )
 
 
 def special_tokens(folder: Path) -> dict[str, str | list[str]]:
@@ -266,7 +278,7 @@ def _document(source: Path) -> Json:
         if not isinstance(found.get("model"), dict):
             raise CheckpointError(f"{source} is not a tokenizer: it has no model.")
         return found | {"truncation": None, "padding": None}
-    lines = source.with_name("merges.txt").read_text("utf-8").split("\n")
+    lines = source.with_name("merges.txt").read_text("utf-8-sig").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     config = read_json(source.with_name("tokenizer_config.json"))
     gpt2 = str(config.get("tokenizer_class", "")).startswith("GPT2")
