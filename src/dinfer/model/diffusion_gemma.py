@@ -30,9 +30,7 @@ _GEMMA4 = {
 def shape(config: dict[str, Any]) -> GemmaConfig:
     """Sizes from `text_config`; settings that the stack does not have are refused."""
     refuse(config, {"tie_word_embeddings": True})
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError("config.json has no 'text_config', which this family needs.")
+    text = _text_config(config)
     expected = {"attention_bias": False, "hidden_activation": ACTIVATION, **_GEMMA4}
     refuse(text, expected | {"tie_word_embeddings": True, "use_bidirectional_attention": "vision"})
     mixture = Mixture(
@@ -69,6 +67,13 @@ def shape(config: dict[str, Any]) -> GemmaConfig:
         window=whole(text, "sliding_window"),
         softcap=number(text, "final_logit_softcapping", 30.0),
     )
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError("config.json has no 'text_config', which this family needs.")
+    return text
 
 
 def _full_layers(text: dict[str, Any], layers: int) -> tuple[int, ...]:
@@ -122,7 +127,7 @@ def _rotary(text: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def facts(config: dict[str, Any]) -> ModelInfo:
     """A canvas of `canvas_length` random tokens follows the prompt, or the canvas before it."""
     length = whole(config, "canvas_length", 256)
-    text = config["text_config"]
+    text = _text_config(config)
     return ModelInfo(
         mask_id=None,
         eos_ids=ids(text, "eos_token_id", 1),
