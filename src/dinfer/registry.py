@@ -66,7 +66,8 @@ def _plugged(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 def near(given: str, allowed: list[str]) -> str:
     """`Did you mean ...?` with the closest of `allowed`, or nothing, and the list."""
-    match = difflib.get_close_matches(given, allowed, n=1)
+    # The comparison takes quadratic time, and no name is that long.
+    match = difflib.get_close_matches(given, allowed, n=1) if len(given) <= 200 else []
     guess = f" Did you mean {match[0]!r}?" if match else ""
     return f"{guess} Allowed: {', '.join(allowed) or 'none'}."
 

@@ -311,7 +311,7 @@ def test_default_length_shrinks_to_the_context(app: FastAPI) -> None:
     ("error", "given", "param"),
     [
         (openai.NotFoundError, {"model": "tiny-sda"}, "model"),
-        (openai.BadRequestError, {"max_tokens": 100000}, "prompt"),
+        (openai.BadRequestError, {"max_tokens": 100000}, "max_tokens"),
         (openai.BadRequestError, {"prompt": [10**6]}, "prompt"),
         (openai.BadRequestError, {"temperature": -1.0}, "temperature"),
         (openai.BadRequestError, {"stop": ""}, "stop"),

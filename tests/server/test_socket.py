@@ -29,9 +29,12 @@ START = re.compile(r"dInfer \S+ listens on (http://127\.0\.0\.1:[0-9]+) and serv
 class Served:
     """A running server: its address, its log so far."""
 
-    def __init__(self, *options: str, **environment: str) -> None:
+    def __init__(self, *options: str, files: int | None = None, **environment: str) -> None:
+        """files: open files that the process may have at most."""
         words = [sys.executable, "-m", "dinfer", "serve", "tiny-sdar", "--port", "0"]
         words += ["--device", "cpu", "--dtype", "float32", *options]
+        if files is not None:
+            words = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *words]
         self.process = subprocess.Popen(
             words, stderr=subprocess.PIPE, text=True, env=os.environ | environment
         )

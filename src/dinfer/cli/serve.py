@@ -1,5 +1,6 @@
 """serve."""
 
+import gc
 import logging
 import os
 from contextlib import ExitStack
@@ -37,12 +38,18 @@ class Bounds:
 
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a call's body.")] = 2**20
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait, per model.")] = 256
+    max_choices: Annotated[
+        int, typer.Option(min=1, max=1024, help="Answers that one call may ask for.")
+    ] = 16
     max_request: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of prompt and answer together.")
     ] = None
-    deadline: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds that a call may take.")
-    ] = None
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds that a call may take.")] = (
+        600.0
+    )
+    receive_timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds in which headers, and a body, must arrive.")
+    ] = 30.0
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,27 @@ class Listening:
     ] = 30.0
 
 
+@dataclass(frozen=True)
+class Browsers:
+    """Which names and pages browsers may use to reach the server."""
+
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further name for the Host header. Without keys, on a loopback address, only"
+            " --host and names of this machine are served."
+        ),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin of a page that browsers let call this server (CORS); '*' = any."),
+    ] = None
+
+
 @o.grouped
 def serve(
     listening: Listening,
+    browsers: Browsers,
     bounds: Bounds,
     loading: o.Loading,
     models: Annotated[
@@ -67,7 +92,8 @@ def serve(
     ] = None,
     api_keys: Keys = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="A file with a key in each line.")
+        Path | None,
+        typer.Option(help="A file with a key in each line; lines that start with # are comments."),
     ] = None,
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
     max_rows: o.MaxRows = None,
@@ -77,16 +103,19 @@ def serve(
         from dinfer.server.app import create_app
         from dinfer.server.app_state import Settings
         from dinfer.server.log import JsonLines
-        from dinfer.server.run import run
+        from dinfer.server.run import bind, run
     except ModuleNotFoundError as error:
         text = f"dinfer serve needs {error.name}; install the extra: pip install 'dinfer[server]'."
         raise RequestError(text) from error
     from dinfer.engine.async_llm import AsyncLLM
 
     keys = read_keys(api_keys, api_key_file)
-    settings = Settings(keys, **vars(bounds))
+    origins = tuple(browsers.allow_origin or ())
+    hosts = allowed_hosts(listening.host, keys, browsers.allow_host or [])
+    settings = Settings(keys, hosts, origins, **vars(bounds))
     log_to(JsonLines())
-    with ExitStack() as stack:
+    bound = bind(listening.host, listening.port)
+    with bound, ExitStack() as stack:
         served = {}
         for name, source in named(models or [o.DEFAULT_MODEL]).items():
             limits = {"max_sequences": max_sequences, "max_rows": max_rows}
@@ -101,7 +130,11 @@ def serve(
             line = f"dInfer {__version__} listens on {address} and serves {names}{open_to_all}"
             typer.echo(line, err=True)
 
-        run(create_app(served, settings), **vars(listening), announce=announce)
+        app = create_app(served, settings)
+        # What is there now stays: the garbage collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        run(app, bound, listening.drain, announce)
 
 
 def log_to(lines: logging.Formatter) -> None:
@@ -128,12 +161,26 @@ def named(models: list[str]) -> dict[str, str]:
     return found
 
 
+def allowed_hosts(host: str, keys: tuple[str, ...], more: list[str]) -> tuple[str, ...]:
+    """Names for the Host header, none = any. Without keys on a loopback address, a page of another
+    name that leads here is kept out (DNS rebinding).
+    """
+    if "*" in more or not (more or (host in LOOPBACK and not keys)):
+        return ()
+    known = {"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host}
+    return tuple(sorted(known | set(more)))
+
+
 def read_keys(given: str | None, file: Path | None) -> tuple[str, ...]:
     """The API keys of the option or environment and of the file."""
+    # The command line's parser takes an empty variable for none; here it is a mistake: a secret
+    # that was never set must not open the server.
+    given = os.environ.get("DINFER_API_KEYS") if given is None else given
     keys = [key.strip() for key in (given or "").split(",")]
     if file is not None:
         try:
-            keys += [line.strip() for line in file.read_text("utf-8").splitlines()]
+            lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
+            keys += [line for line in lines if not line.startswith("#")]
         except (OSError, ValueError) as error:
             raise RequestError(f"The API key file {file} cannot be read: {error}.") from error
     found = tuple(key for key in keys if key)

@@ -18,7 +18,7 @@ from dinfer.engine import validate
 from dinfer.engine.output_processor import OutputProcessor
 from dinfer.engine.scheduler import Scheduler
 from dinfer.engine.sequence import SequenceState, Strategy
-from dinfer.errors import EngineError, RequestError
+from dinfer.errors import ContextLengthError, EngineError, RequestError
 from dinfer.kernel.noise import random_tokens
 from dinfer.kv.pool import KVCachePool
 from dinfer.kv.prefix_cache import PrefixCache
@@ -213,10 +213,7 @@ class Engine:
             )
         if len(request.canvas) > context:
             fixed = sum(token is not None for token in request.canvas)
-            raise RequestError(
-                f"The prompt has {fixed} tokens and {len(request.canvas) - fixed} are to be"
-                f" generated, {len(request.canvas)} in all; the context of this model is {context}."
-            )
+            raise ContextLengthError.of(fixed, len(request.canvas) - fixed, context)
 
     def _canvas(self, request: Request) -> Canvas:
         """Models with blocks see whole ones, so their canvas ends with one (as far as the context

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dinfer.errors import RequestError
+from dinfer.errors import ContextLengthError, RequestError
 from dinfer.loader.load import Loaded
 from dinfer.request import Request, SamplingParams
+from dinfer.text.chat import check_messages
 from dinfer.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -46,11 +47,31 @@ class InputProcessor:
         if isinstance(prompt, str):
             if self._loaded.facts.chat_only:
                 return self.chat([{"role": "user", "content": prompt}])
-            return self.tokenizer.encode(prompt)
+            return self.encode(prompt)
         given: Any = prompt
         if not isinstance(given, Sequence) or any(type(t) is not int for t in given):
             raise RequestError("A prompt must be a string or a list of whole numbers (token ids).")
         return list(given)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text. Raises ContextLengthError for a text that cannot fit, before
+        it is encoded: that takes seconds for a megabyte.
+        """
+        self._check_size([text])
+        return self.tokenizer.encode(text)
+
+    def _check_size(self, texts: Sequence[str]) -> None:
+        """Refuses texts of more bytes than the context can hold. Unicode normalization may shorten
+        a text before it is split (NFC: to a third).
+        """
+        context = self._loaded.facts.context
+        most = 4 * context * self.tokenizer.longest_token
+        characters = sum(map(len, texts))
+        if characters > most:
+            raise ContextLengthError(
+                f"The text has {characters} characters; the context of this model is {context}"
+                f" tokens, at most {most} characters."
+            )
 
     def chat(self, messages: Any, **variables: Any) -> list[int]:
         """Token ids of a conversation, rendered with the model's own template, ready for the
@@ -60,6 +81,8 @@ class InputProcessor:
             raise RequestError(
                 f"The model {self._loaded.name!r} brings no chat template; use generate."
             )
+        check_messages(messages)
+        self._check_size([message["content"] for message in messages])
         return self._loaded.template.encode(self.tokenizer, messages, **variables)
 
     def complete(
@@ -103,7 +126,7 @@ class InputProcessor:
     def infill(self, holes: Holes, params: SamplingParams, prompt: Prompt = ()) -> Request:
         """One request whose fixed pieces stay as they are; special tokens cannot be chosen."""
         head = self.ids(prompt) if prompt else []
-        first, *pieces = [self.tokenizer.encode(piece) for piece in holes.pieces]
+        first, *pieces = [self.encode(piece) for piece in holes.pieces]
         self._fits(len(head) + len(first) + sum(map(len, pieces)), sum(holes.sizes))
         canvas: list[int | None] = [*head, *first]
         for size, piece in zip(holes.sizes, pieces, strict=True):
@@ -132,7 +155,7 @@ class InputProcessor:
         return self._request((*head, *answer), len(head), params, False, self._special())
 
     def _fixed(self, text: Prompt) -> list[int]:
-        return self.tokenizer.encode(text) if isinstance(text, str) else self.ids(text)
+        return self.encode(text) if isinstance(text, str) else self.ids(text)
 
     def _special(self) -> frozenset[int]:
         known = self._loaded.tokenizer.special_ids if self._loaded.tokenizer else frozenset()
@@ -143,10 +166,7 @@ class InputProcessor:
         """Refuses what is longer than the context before a canvas of that length is made."""
         context = self._loaded.facts.context
         if fixed + blanks > context:
-            raise RequestError(
-                f"The prompt has {fixed} tokens and {blanks} are to be generated,"
-                f" {fixed + blanks} in all; the context of this model is {context}."
-            )
+            raise ContextLengthError.of(fixed, blanks, context)
 
     def _request(
         self,

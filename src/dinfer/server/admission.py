@@ -21,6 +21,7 @@ class Admission:
         self.draining = False
         self._inside: dict[str, int] = {}
         self._scopes: set[anyio.CancelScope] = set()
+        self._reading: set[anyio.CancelScope] = set()
         self._pace = 1.0  # seconds a request takes, a moving average
 
     @property
@@ -63,9 +64,30 @@ class Admission:
             self._inside[model] -= count
             self._pace += 0.1 * (time.perf_counter() - began - self._pace)
 
+    @contextmanager
+    def receiving(self, timeout: float | None) -> Iterator[None]:
+        """While a client sends its body. Raises APIError: 408 after `timeout` seconds, 503 when
+        the drain begins, since it does not wait for calls that have not begun.
+        """
+        if self.draining:
+            timeout = min(timeout or math.inf, 1.0)
+        with anyio.move_on_after(timeout) as scope:
+            self._reading.add(scope)
+            try:
+                yield
+            finally:
+                self._reading.discard(scope)
+        if scope.cancelled_caught and self.draining:
+            raise self.closing()
+        if scope.cancelled_caught:
+            text = f"The body did not arrive within {timeout:g} seconds."
+            raise APIError(408, text, None, "receive_timeout", {"Connection": "close"})
+
     def drain(self, seconds: float) -> None:
         """Lets nobody in any more, and gives those inside that long."""
         self.draining = True
+        for scope in self._reading:
+            scope.cancel()
         end = anyio.current_time() + seconds
         for scope in self._scopes:
             scope.deadline = min(scope.deadline, end)

@@ -10,9 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from dinfer.errors import DinferError
+from dinfer.errors import ContextLengthError, DinferError
 from dinfer.registry import near
 
+MOST_SHOWN = 2000
+"""Characters of an error's text: it may repeat what the caller sent."""
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 
@@ -42,6 +44,7 @@ class APIError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message, param = _clipped(message), param and _clipped(param)
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
         kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -56,13 +59,22 @@ class APIError(Exception):
         return Response(self.json(), self.status, self.headers, "application/json")
 
 
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
+
+
 @contextmanager
-def naming(param: str, code: str | None = None) -> Iterator[None]:
-    """Turns what the caller can mend into a 400 that names the field."""
+def naming(param: str, length: str | None = None) -> Iterator[None]:
+    """Turns what the caller can mend into a 400 that names the field. length: the field to name
+    where the prompt alone would fit into the context.
+    """
     try:
         yield
+    except ContextLengthError as error:
+        field = length if length and error.prompt_fits else param
+        raise APIError(400, str(error), field, "context_length_exceeded") from error
     except DinferError as error:
-        raise APIError(400, str(error), param, code) from error
+        raise APIError(400, str(error), param) from error
 
 
 def add_to(app: FastAPI) -> None:
@@ -100,6 +112,9 @@ def invalid(errors: Sequence[Mapping[str, Any]], known: list[str]) -> APIError:
     where = [part for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return APIError(400, f"The body is not valid JSON: {first['ctx']['error']}.")
+    if first["type"] == "too_many_fields":
+        text = ".".join(map(str, where))
+        return APIError(400, f"{first['msg']}.", text or None, "invalid_value")
     if not where:
         return APIError(400, "The body must be a JSON object, sent as application/json.")
     field = str(where[0])

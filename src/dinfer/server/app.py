@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from dinfer import __version__
 from dinfer.engine.async_llm import AsyncLLM
@@ -18,9 +19,11 @@ from dinfer.server.metrics import Metrics
 REFUSALS = {
     400: "A field is wrong; the error names it.",
     401: "The API key is missing or wrong.",
+    403: "The Host header names another server.",
     404: "There is no such model.",
-    408: "The deadline passed.",
+    408: "The deadline passed, or the body did not arrive in time.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "The queue is full; Retry-After says when to come back.",
     503: "The server is shutting down or its engine has stopped.",
 }
@@ -38,10 +41,19 @@ def create_app(models: Mapping[str, AsyncLLM], settings: Settings | None = None)
         summary="Inference for diffusion language models, in the OpenAI protocol and beyond it.",
         docs_url=None,  # those pages load their scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # would put the caller's Host into the new address
         responses={code: {"model": ErrorReply, "description": t} for code, t in REFUSALS.items()},
     )
     app.state.site = site
     app.add_middleware(Access, site=site)
+    if chosen.origins:  # around the key: browsers ask without it first
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=chosen.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
     api_error.add_to(app)
     for part in (completion, chat, infill, tokens, model_routes, health):
         part.add_to(app, site)

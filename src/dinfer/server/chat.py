@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 
 from dinfer.engine.async_llm import AsyncLLM
 from dinfer.request import Output
@@ -14,9 +14,20 @@ from dinfer.server.api_error import APIError, naming
 from dinfer.server.app_state import AppState
 from dinfer.server.default_length import answer_length
 from dinfer.server.formatter import Chunk, ResponseFormatter
-from dinfer.server.schemas import Answering, Finish, StatsBody, Strict, UsageBody
+from dinfer.server.schemas import (
+    MOST_ITEMS,
+    MOST_TOOLS,
+    Answering,
+    Finish,
+    StatsBody,
+    Strict,
+    UsageBody,
+)
 from dinfer.server.streaming_reply import STREAMED, StreamingReply
 from dinfer.step import NUM_TOP
+
+Many = Field(max_length=MOST_ITEMS, fail_fast=True)
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS, fail_fast=True)]
 
 
 class TextPart(Strict):
@@ -32,9 +43,9 @@ class Message(Strict):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Many] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Tools | None = None
     tool_call_id: str | None = None
     refusal: None = None
     audio: None = None
@@ -52,6 +63,9 @@ class Message(Strict):
         return self.model_dump(exclude={"role", "content", "annotations"}, exclude_none=True)
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
+
+
 class ResponseFormat(Strict):
     """Text is the only form so far."""
 
@@ -63,18 +77,20 @@ class ChatBody(Answering):
     are of no consequence here, or can have one value only.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=NUM_TOP)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = None
+    modalities: (
+        Annotated[list[Literal["text"]], Field(min_length=1, max_length=1, fail_fast=True)] | None
+    ) = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
@@ -201,9 +217,10 @@ def prepare(site: AppState, body: ChatBody) -> ChatFormatter:
     ids = render(llm, body.messages, body.tools)
     length = _length(body) or answer_length(llm, len(ids))
     params = body.sampling(max_tokens=length, logprobs=bool(body.logprobs))
-    with naming("messages"):
+    longest = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    with naming("messages", longest):
         requests = llm.prompts.complete(ids, params)
-    site.check(llm, requests[0], "messages")
+    site.check(llm, requests[0], "messages", longest)
     return ChatFormatter(name, llm, requests, body)
 
 
@@ -235,6 +252,6 @@ def add_to(app: FastAPI, site: AppState) -> None:
     @app.post(
         "/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED, tags=["OpenAI"]
     )
-    async def chat_completions(body: ChatBody) -> StreamingReply:
+    async def chat_completions(body: ChatBody, request: Request) -> StreamingReply:
         """Answers a conversation."""
-        return StreamingReply(site, await run_in_threadpool(prepare, site, body))
+        return StreamingReply(site, await site.prepare(prepare, body, request.scope))

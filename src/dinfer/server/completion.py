@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HTTPRequest
 
 from dinfer.engine.async_llm import AsyncLLM
 from dinfer.request import Output, Request
@@ -14,11 +14,20 @@ from dinfer.server.api_error import APIError, naming
 from dinfer.server.app_state import AppState
 from dinfer.server.default_length import answer_length
 from dinfer.server.formatter import Chunk, ResponseFormatter
-from dinfer.server.schemas import Answering, Finish, One, StatsBody, TokenIds, UsageBody
+from dinfer.server.schemas import (
+    MOST_CHOICES,
+    Answering,
+    Finish,
+    One,
+    StatsBody,
+    TokenIds,
+    UsageBody,
+)
 from dinfer.server.streaming_reply import STREAMED, StreamingReply
 from dinfer.step import NUM_TOP
 
 Ids = Annotated[TokenIds, Field(min_length=1)]
+Several = Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)
 
 
 class CompletionBody(Answering):
@@ -26,12 +35,7 @@ class CompletionBody(Answering):
     logprobs: 0 gives the log probability of each token; more also those of so many likeliest ones.
     """
 
-    prompt: (
-        str
-        | Ids
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Ids], Field(min_length=1)]
-    )
+    prompt: str | Ids | Annotated[list[str], Several] | Annotated[list[Ids], Several]
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=NUM_TOP)] | None = None
@@ -176,14 +180,14 @@ def _requests(
     with naming("prompt"):
         ids = llm.prompts.ids(prompt)
     with naming("suffix"):
-        tail = llm.prompts.tokenizer.encode(body.suffix) if body.suffix else None
+        tail = llm.prompts.encode(body.suffix) if body.suffix else None
     length = body.max_tokens or answer_length(llm, len(ids) + len(tail or ()))
     top = body.logprobs
     params = body.sampling(max_tokens=length, logprobs=top is not None, top_logprobs=top or 0)
-    with naming("stop" if params.stop and llm.loaded.tokenizer is None else "prompt"):
+    with naming("stop" if params.stop and llm.loaded.tokenizer is None else "prompt", "max_tokens"):
         requests = llm.prompts.complete(ids, params, tail)
     requests = [replace(request, end=len(ids) + length) for request in requests]
-    site.check(llm, requests[0], "prompt")
+    site.check(llm, requests[0], "prompt", "max_tokens")
     return requests
 
 
@@ -198,6 +202,6 @@ def add_to(app: FastAPI, site: AppState) -> None:
     """Registers the endpoint."""
 
     @app.post("/v1/completions", response_model=Completion, responses=STREAMED, tags=["OpenAI"])
-    async def completions(body: CompletionBody) -> StreamingReply:
+    async def completions(body: CompletionBody, request: HTTPRequest) -> StreamingReply:
         """Continues text, or fills in before a suffix."""
-        return StreamingReply(site, await run_in_threadpool(prepare, site, body))
+        return StreamingReply(site, await site.prepare(prepare, body, request.scope))

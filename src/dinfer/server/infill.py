@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HTTPRequest
 
 from dinfer.engine.async_llm import AsyncLLM
 from dinfer.request import Output, Request
 from dinfer.server.api_error import APIError, naming
 from dinfer.server.app_state import AppState
 from dinfer.server.formatter import Chunk, ResponseFormatter
-from dinfer.server.schemas import Common, Finish, StatsBody, Strict, TokenIds, UsageBody
+from dinfer.server.schemas import MOST_ITEMS, Common, Finish, StatsBody, Strict, TokenIds, UsageBody
 from dinfer.server.streaming_reply import STREAMED, StreamingReply
 
 Span = tuple[int, int]
@@ -37,7 +37,9 @@ class InfillBody(Common):
     """
 
     text: str | None = None
-    pinned: Annotated[list[Pin], Field(min_length=1)] | None = None
+    pinned: (
+        Annotated[list[Pin], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)] | None
+    ) = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     prompt: str | TokenIds | None = None
 
@@ -150,7 +152,7 @@ def prepare(site: AppState, body: InfillBody) -> InfillFormatter:
     if (body.text is None) == (body.pinned is None):
         raise APIError(400, "Give either text with holes or pinned.", "text", "invalid_value")
     request, spans, pieces = (_from_pins if body.text is None else _from_text)(llm, body)
-    site.check(llm, request, "text" if body.pinned is None else "pinned")
+    site.check(llm, request, *(("text",) if body.pinned is None else ("pinned", "max_tokens")))
     return InfillFormatter(name, llm, llm.prompts.copies(request), body, spans=spans, pieces=pieces)
 
 
@@ -180,7 +182,7 @@ def _from_pins(llm: AsyncLLM, body: InfillBody) -> Layout:
     if len(set(starts)) < len(starts):
         raise APIError(400, "Two pins have the same position.", "pinned", "invalid_value")
     params = body.sampling(logprobs=True)
-    with naming("pinned"):
+    with naming("pinned", "max_tokens"):
         pins = {pin.position: pin.content for pin in body.pinned}
         request = llm.prompts.pinned(pins, params, body.prompt or "")
     answer = enumerate(request.canvas[request.answer :])
@@ -193,6 +195,6 @@ def add_to(app: FastAPI, site: AppState) -> None:
     """Registers the endpoint."""
 
     @app.post("/v1/infill", response_model=Infill, responses=STREAMED, tags=["canvas"])
-    async def infill(body: InfillBody) -> StreamingReply:
+    async def infill(body: InfillBody, request: HTTPRequest) -> StreamingReply:
         """Fills the holes of a text, or a canvas around pinned tokens."""
-        return StreamingReply(site, await run_in_threadpool(prepare, site, body))
+        return StreamingReply(site, await site.prepare(prepare, body, request.scope))

@@ -1,9 +1,15 @@
-"""Fields that several endpoints share. Strict: no conversion, no unknown field."""
+"""Fields that several endpoints share. Strict: no conversion, no unknown field.
+
+Every list stops at its first wrong item (`fail_fast`) and has a greatest length where there is a
+natural one: pydantic otherwise makes an error object for each item, and a body of 1 MB holds
+hundreds of thousands.
+"""
 
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from dinfer.errors import DinferError
 from dinfer.registry import STRATEGIES, build
@@ -12,19 +18,34 @@ from dinfer.server.api_error import APIError, naming
 
 MOST_CHOICES = 1024
 """Answers of one call; the server's own limit may be lower."""
+MOST_ITEMS = 10_000
+"""Messages of one conversation, parts of one message, pinned pieces of one canvas."""
+MOST_TOOLS = 128
+"""Tools of one call."""
+_MOST_FIELDS = 100
 
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = list[Token]
+TokenIds = Annotated[list[Token], Field(fail_fast=True)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[int, Field(ge=1, le=1)]
 StopText = Annotated[str, Field(min_length=1)]
 Spec = Annotated[str, Field(min_length=1, max_length=1000)]
+Name = Annotated[str, Field(max_length=1000)]
 
 
 class Strict(BaseModel):
     """A body or a part of one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, data: Any) -> Any:
+        """Each unknown field would be an error of its own."""
+        if isinstance(data, dict) and len(data) > _MOST_FIELDS:
+            text = f"An object has {len(data)} fields; at most {_MOST_FIELDS} are allowed"
+            raise PydanticCustomError("too_many_fields", text)
+        return data
 
 
 class StreamOptions(Strict):
@@ -43,7 +64,7 @@ class Common(Strict):
     timeout: seconds after which the call ends with an error, if the server's own limit is longer.
     """
 
-    model: str | None = None
+    model: Name | None = None
     temperature: Annotated[float, Field(ge=0, le=1e38)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
@@ -93,12 +114,12 @@ class Answering(Common):
     """
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=64, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
 
 class UsageBody(BaseModel):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -21,7 +22,8 @@ from dinfer.server.formatter import Chunk, ResponseFormatter
 log = logging.getLogger("dinfer.server")
 CLIENT_LEFT = 499
 """Status in the log of a call whose client went away."""
-
+KEEP_ALIVE = 15.0
+"""Seconds between comments in a stream: proxies cut connections that are silent for long."""
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -60,6 +62,9 @@ class StreamingReply(Response):
         """Sends the answer."""
         form, gate = self.form, self.site.gate
         note = scope.setdefault("dinfer.note", {})
+        # Who has a key of their own cannot learn from timing what others asked.
+        salt = scope.get("dinfer.salt", "")
+        form.requests = [replace(request, cache_salt=salt) for request in form.requests]
         note |= {"call": form.id, "model": form.model, "requests": len(form.requests)}
         left = asyncio.Event()
         room = self.site.room(form.llm)
@@ -93,6 +98,7 @@ class StreamingReply(Response):
         if form.body.wants_canvas:
             for index in range(len(form.requests)):
                 await send(_line(form.blank_canvas(index)))
+        beat = asyncio.create_task(_keep_alive(send))
         try:
             async with aclosing(self._events()) as events:
                 async for event in events:
@@ -105,6 +111,8 @@ class StreamingReply(Response):
             if form.body.wants_usage:
                 usage = form.usage(self._in_order()).model_dump()
                 await send(_line(form.chunk([], usage=usage)))
+        finally:
+            beat.cancel()
         await send(_end())
 
     def _chunks(self, event: Event) -> list[Chunk]:
@@ -150,13 +158,19 @@ async def _watch(receive: Receive, limit: anyio.CancelScope, left: asyncio.Event
     limit.cancel()
 
 
+async def _keep_alive(send: Send) -> None:
+    while True:
+        await asyncio.sleep(KEEP_ALIVE)
+        await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+
+
 async def _never() -> dict[str, str]:
     """A `receive` for a response that has no use for it."""
     raise AssertionError("nothing more is read")
 
 
 def _line(data: object) -> dict[str, object]:
-    text = f"data: {json.dumps(data)}\n\n".encode()
+    text = f"data: {json.dumps(data, allow_nan=False)}\n\n".encode()
     return {"type": "http.response.body", "body": text, "more_body": True}
 
 

@@ -1,24 +1,22 @@
 """/tokenize and /detokenize: what the model reads."""
 
-from typing import Annotated, Any
-
 from fastapi import FastAPI
-from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
+from pydantic import BaseModel
+from starlette.requests import Request
 
 from dinfer.server.api_error import APIError, naming
 from dinfer.server.app_state import AppState
-from dinfer.server.chat import Message, render
-from dinfer.server.schemas import Strict, TokenIds
+from dinfer.server.chat import Messages, Tools, render
+from dinfer.server.schemas import Name, Strict, TokenIds
 
 
 class TokenizeBody(Strict):
     """Text as it stands (no template, no special tokens), or a conversation as chat renders it."""
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
 
 
 class Tokens(BaseModel):
@@ -32,7 +30,7 @@ class Tokens(BaseModel):
 class DetokenizeBody(Strict):
     """Token ids."""
 
-    model: str | None = None
+    model: Name | None = None
     tokens: TokenIds
 
 
@@ -59,9 +57,9 @@ def add_to(app: FastAPI, site: AppState) -> None:
     """Registers the endpoints."""
 
     @app.post("/tokenize", tags=["tokens"])
-    async def tokenize_(body: TokenizeBody) -> Tokens:
+    async def tokenize_(body: TokenizeBody, request: Request) -> Tokens:
         """Text or a conversation to token ids."""
-        return await run_in_threadpool(tokenize, site, body)
+        return await site.prepare(tokenize, body, request.scope)
 
     @app.post("/detokenize", tags=["tokens"])
     async def detokenize(body: DetokenizeBody) -> Text:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -56,7 +57,7 @@ class ChatTemplate:
 
         Raises RequestError for messages of the wrong shape and where the template refuses them.
         """
-        _check(messages)
+        check_messages(messages)
         known = {"tools": None, "documents": None} | self._constants | variables
         known |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
@@ -119,7 +120,8 @@ class ChatTemplate:
                 raise RequestError(f"The role {role!r} holds text of a special token.")
 
 
-def _check(messages: Any) -> None:
+def check_messages(messages: Any) -> None:
+    """Raises RequestError unless each message is an object with strings for role and content."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("Messages must be a list with at least one message.")
     for place, message in enumerate(messages):
@@ -140,10 +142,11 @@ def _edges(contents: list[str]) -> list[str]:
 
 def _mark(texts: Sequence[str]) -> str:
     """A word that stands in none of the texts, of letters and digits: no template trims it."""
-    number = 0
-    while any(f"dInferSlot{number}n" in text for text in texts):
-        number += 1
-    return f"dInferSlot{number}n"
+    while True:
+        # Drawn at random: nobody can write a text that holds many of them.
+        mark = f"dInferSlot{secrets.token_hex(8)}n"
+        if not any(mark in text for text in texts):
+            return mark
 
 
 def _as_rendered(parts: list[str], contents: list[str], whole: str) -> list[str]:

@@ -7,6 +7,7 @@ that text which only looks like a control token ("<|mask|>") can be encoded as t
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BROKEN = "\ufffd"
 _LONG_ENOUGH, _LONGEST_WINDOW = 16, 32
+_LONG_TEXT = 4096
 
 Json = dict[str, Any]
 
@@ -101,8 +103,17 @@ class Tokenizer:
                 "only valid Unicode can be encoded."
             ) from error
         chosen = self._full if special else self._plain
-        ids: list[int] = chosen.encode(text, add_special_tokens=False).ids
-        return ids
+        if len(text) < _LONG_TEXT:
+            ids: list[int] = chosen.encode(text, add_special_tokens=False).ids
+            return ids
+        # Unlike `encode`, a batch lets other threads run meanwhile: a long text takes seconds.
+        batch: list[int] = chosen.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return batch
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token's name in UTF-8, which is at least as long as its text."""
+        return max((len(token.encode()) for token in self._full.get_vocab()), default=1)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of ids; special tokens are left out unless told otherwise, unknown ids always."""
