@@ -18,7 +18,7 @@ from dinfer.cli import main, options
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMANDS = [
     *("generate", "chat", "infill", "serve", "eval", "compare", "tune", "train", "quantize"),
-    *("list", "info"),
+    *("batch", "list", "info"),
 ]
 SPECIAL = {"<|im_end|>": 305, "<|im_start|>": 306, "<|mask|>": 311}
 TEMPLATE = (

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from dinfer.cli import (
+    batch,
     bench,
     bench_serving,
     compare,
@@ -26,7 +27,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _module in (generate, serve, eval_train, compare, bench, bench_serving, list_info, quantize):
+for _module in (generate, serve, batch, eval_train, compare, bench, bench_serving):
+    _module.add_to(app)
+for _module in (list_info, quantize):
     _module.add_to(app)
 
 
