@@ -1,12 +1,14 @@
 """Calls of the server's own application without a socket, so that a batch gives its answers."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from starlette.types import Message
 
 from dinfer.batch.line import Reply
+from dinfer.batch.run import Call
 from dinfer.engine.async_llm import AsyncLLM
 from dinfer.errors import EngineError
 from dinfer.server.app import create_app
@@ -57,6 +59,13 @@ class Application:
             headers[b"x-request-id"].decode(),
             b"".join(message.get("body", b"") for message in sent[1:]),
         )
+
+
+@asynccontextmanager
+async def engine(name: str, source: str, options: dict[str, Any]) -> AsyncIterator[Call]:
+    """An engine in this process, and the way to call it. options: of AsyncLLM."""
+    with closing(AsyncLLM(source, **options)) as llm:
+        yield Application({name: llm}).call
 
 
 def _scope(url: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -39,29 +38,44 @@ def batch(
         int | None,
         typer.Option(min=1, help="Lines in memory at a time; none: twice --max-sequences."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Engines in processes of their own, on Ray; none: one, in here."),
+    ] = None,
+    ray_address: o.RayAddress = None,
     as_json: o.Json = False,
 ) -> None:
     """Answers a file of requests as a server would. Stopped at any moment, the same command goes on
     where it was.
     """
     try:
-        from dinfer.batch.application import Application
+        from dinfer.batch.application import engine
     except ModuleNotFoundError as error:
         text = f"dinfer batch needs {error.name}; install the extra: pip install 'dinfer[server]'."
         raise RequestError(text) from error
     from dinfer.batch.progress import Progress, Tally
     from dinfer.batch.run import Batch
-    from dinfer.engine.async_llm import AsyncLLM
+    from dinfer.cluster.workers import engines
 
     ((name, source),) = named([model]).items()
+    options = {"max_sequences": max_sequences, **vars(loading)}
     with Batch.open(given, out, in_order) as work:
         tally = Tally(len(work.is_done), int(work.is_done.sum()))
+
+        async def answer() -> None:
+            opened = (
+                engine(name, source, options)
+                if workers is None
+                else engines(workers, ray_address, name, source, options)
+            )
+            async with opened as call:
+                tally.began = time.monotonic()
+                at_once = window or 2 * max_sequences * (workers or 1)
+                with Progress(tally, say) as progress:
+                    await work.run(call, at_once, progress.add)
+
         if tally.done < tally.lines:
-            llm = AsyncLLM(source, max_sequences=max_sequences, **vars(loading))
-            tally.began = time.monotonic()
-            with closing(llm), Progress(tally, say) as progress:
-                call = Application({name: llm}).call
-                asyncio.run(work.run(call, window or 2 * max_sequences, progress.add))
+            asyncio.run(answer())
     if as_json:
         typer.echo(json.dumps(tally.figures()))
     else:

@@ -63,6 +63,13 @@ GPUMemoryUtilization = Annotated[
     float,
     typer.Option(help="The part of a GPU's memory that weights, keys and values may take."),
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAY_ADDRESS",
+        help="The Ray cluster; none: one on this machine for as long as the command runs.",
+    ),
+]
 Compiled = Annotated[
     bool | None,
     typer.Option(

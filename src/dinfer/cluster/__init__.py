@@ -1,0 +1,1 @@
+"""Many engines, on Ray: workers for batches, replicas for a server."""
