@@ -356,6 +356,13 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "pip install dinfer[gguf]" in refusal(path)
 
 
+def test_an_adapter_needs_a_folder(tmp_path: Path) -> None:
+    """The tensors of a file have other names than those that an adapter changes."""
+    path = write("llada", tmp_path / "x.gguf")
+    with pytest.raises(RequestError, match="give the folder"):
+        load(str(path), "float32", "cpu", lora=str(tmp_path))
+
+
 def test_no_gguf(tmp_path: Path) -> None:
     path = write("llada", tmp_path / "a.gguf")
     whole = path.read_bytes()

@@ -47,6 +47,10 @@ Family = Annotated[
     str | None,
     typer.Option(help="The family, where config.json names the architecture otherwise: llada, ..."),
 ]
+Lora = Annotated[
+    str | None,
+    typer.Option(help="Folder or Hugging Face id of a LoRA adapter, added to the weights."),
+]
 MaxRows = Annotated[
     int | None,
     typer.Option(
@@ -94,6 +98,7 @@ class Loading:
     family: Family = None
     kv_memory: KVMemory = None
     gpu_memory_utilization: GPUMemoryUtilization = 0.9
+    lora: Lora = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ class Opening(Loading):
             family=self.family,
             **{"kv_memory": self.kv_memory} | limits,
             gpu_memory_utilization=self.gpu_memory_utilization,
+            lora=self.lora,
         )
         read = llm.loaded.read
         if read and read.bytes >= LARGE:

@@ -109,6 +109,11 @@ def serve(
         raise RequestError(text) from error
     from dinfer.engine.async_llm import AsyncLLM
 
+    sources = named(models or [o.DEFAULT_MODEL])
+    if loading.lora is not None and len(sources) > 1:
+        raise RequestError(
+            f"--lora is given with {len(sources)} models; an adapter belongs to one of them."
+        )
     keys = read_keys(api_keys, api_key_file)
     origins = tuple(browsers.allow_origin or ())
     hosts = allowed_hosts(listening.host, keys, browsers.allow_host or [])
@@ -117,7 +122,7 @@ def serve(
     bound = bind(listening.host, listening.port)
     with bound, ExitStack() as stack:
         served = {}
-        for name, source in named(models or [o.DEFAULT_MODEL]).items():
+        for name, source in sources.items():
             limits = {"max_sequences": max_sequences, "max_rows": max_rows}
             served[name] = AsyncLLM(source, **limits, **vars(loading))
             stack.callback(served[name].close)

@@ -33,7 +33,8 @@ class BaseLLM:
     to compile, once a machine); True also compiles the models that they do not support with
     torch.compile (`CompiledModel`; seconds to minutes at the first step); False uses neither.
     quant: int8, int4 or int4:group=N stores the layers' weights in fewer bits. family: that of a
-    model whose architecture has a name of its own; see the folder `model`.
+    model whose architecture has a name of its own; see the folder `model`. lora: folder or hub id
+    of a LoRA adapter, which is added to the weights.
     Raises DinferError with one clear sentence for anything wrong.
     """
 
@@ -50,11 +51,12 @@ class BaseLLM:
         quant: str | None = None,
         family: str | None = None,
         gpu_memory_utilization: float = 0.9,
+        lora: str | None = None,
     ) -> None:
         self.loaded = (
             model
             if isinstance(model, Loaded)
-            else load(model, dtype, device, facts, quant, family, compiled)
+            else load(model, dtype, device, facts, quant, family, compiled, lora)
         )
         self.facts, self.tokenizer = self.loaded.facts, self.loaded.tokenizer
         limits = fit_limits(

@@ -5,8 +5,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from dinfer.errors import CheckpointError
+from dinfer.loader.dequantize import dequantized
 from dinfer.loader.files import weight_files
 from dinfer.loader.safetensors import SafetensorsFiles
+from dinfer.loader.stored_formats import is_ours
 from dinfer.loader.torch_files import TorchFiles
 from dinfer.loader.weights import Tensors
 from dinfer.nn.transformer import ModelConfig
@@ -44,6 +46,15 @@ class Checkpoint(Protocol):
         ...
 
 
+def quantization(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """How the weights are stored, with `quant_method`; None = as plain numbers."""
+    config = checkpoint.json("config.json")
+    given = config.get("quantization_config") or config.get("compression_config")
+    if given is None and (first := checkpoint.json("quantize_config.json")):  # AutoGPTQ's old form
+        given = {"quant_method": "gptq"} | first
+    return given if given is None or isinstance(given, dict) else {"quant_method": given}
+
+
 class Folder:
     """A checkpoint in Hugging Face form. Raises CheckpointError where it holds no config.json."""
 
@@ -61,12 +72,16 @@ class Folder:
         slots: dict[str, WeightSlot] = family.slots(shape)
         return slots
 
-    def tensors(self, unused: tuple[str, ...] = ()) -> SafetensorsFiles | TorchFiles:
-        """Of the safetensors files, else of pytorch_model.bin."""
+    def tensors(self, unused: tuple[str, ...] = ()) -> Tensors:
+        """Of the safetensors files, else of pytorch_model.bin; what others quantized appears as
+        plain weights.
+        """
         files = weight_files(self.path)
-        if next(iter(files)).suffix == ".bin":
-            return TorchFiles(self.path, unused, files)
-        return SafetensorsFiles(self.path, unused, files)
+        pickled = next(iter(files)).suffix == ".bin"
+        kind = TorchFiles if pickled else SafetensorsFiles
+        held = kind(self.path, unused, files)
+        settings = quantization(self)
+        return held if settings is None or is_ours(settings) else dequantized(held, settings)
 
     def tokenizer(self) -> Tokenizer | None:
         """From tokenizer.json, or vocab.json with merges.txt."""

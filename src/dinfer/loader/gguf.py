@@ -255,7 +255,7 @@ class Blocks:
                 name = tensor.name
                 if experts:
                     name = name.replace("_exps.", f"_exps.{number}.")
-                self.headers[name] = Header(shape, torch.float32, stored)
+                self.headers[name] = Header(shape, torch.float32, stored, path)
                 start = int(tensor.data_offset) + number * stored
                 self._parts[name] = _Part(start, width, tensor.tensor_type, heads)
 

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from dinfer.errors import CheckpointError, DinferError, RequestError, UnknownName
-from dinfer.loader.checkpoint import Checkpoint, Folder
+from dinfer.loader.checkpoint import Checkpoint, Folder, quantization
 from dinfer.loader.gguf import GGUF
+from dinfer.loader.lora import Adapted, Adapter
 from dinfer.loader.model_info import facts_of
+from dinfer.loader.stored_formats import is_ours
 from dinfer.loader.weights import Tensors, check, load_weights, places, same
 from dinfer.native.products import PrepackedScheme
 from dinfer.nn import quantized
@@ -125,6 +127,16 @@ def open_checkpoint(name: str) -> Checkpoint:
     return Folder(path) if path.is_dir() else GGUF(path)
 
 
+def adapted(checkpoint: Checkpoint, lora: str) -> Adapted:
+    """The checkpoint with the adapter (folder or hub id) added to its weights."""
+    if not isinstance(checkpoint, Folder):
+        raise RequestError(
+            f"lora is {lora!r} and {checkpoint.path} is one file, whose tensors have other names;"
+            " give the folder of the original checkpoint."
+        )
+    return Adapted(checkpoint, Adapter(locate(lora)))
+
+
 def family_of(config: dict[str, Any]) -> ModuleType:
     """The family's module, by `architectures[0]`: two families share `model_type: llada`."""
     given, known = _architecture(config), _architectures()
@@ -160,7 +172,7 @@ def choose_family(checkpoint: Checkpoint, asked: str | None = None) -> ModuleTyp
     if asked not in names("model"):
         raise UnknownName(f"Unknown family {asked!r}.{near(asked, names('model'))}")
     family = import_module(f"dinfer.model.{asked}")
-    stored = stored_quant(config)
+    stored = stored_quant(checkpoint)
     try:
         family.facts(config)
         shape, tensors = fit(family, checkpoint)
@@ -283,24 +295,14 @@ def empty(
     return model
 
 
-def stored_quant(config: dict[str, Any]) -> str | None:
-    """The scheme that a checkpoint is stored in; None = plain weights. Raises CheckpointError for
-    the schemes of others.
-    """
-    given = config.get("quantization_config")
-    if given is None:
-        return None
-    method = given.get("quant_method") if isinstance(given, dict) else given
-    if method != "dinfer":
-        raise CheckpointError(
-            f"config.json says that the weights are quantized by {method!r}; only plain"
-            " floating-point weights and those that `dinfer quantize` wrote are supported."
-        )
-    return str(given.get("scheme"))
+def stored_quant(checkpoint: Checkpoint) -> str | None:
+    """The scheme whose codes a checkpoint holds and that is run as it is; None = other weights."""
+    settings = quantization(checkpoint)
+    return str(settings.get("scheme")) if settings and is_ours(settings) else None
 
 
-def _quant(config: dict[str, Any], asked: str | None) -> str | None:
-    stored = stored_quant(config)
+def _quant(checkpoint: Checkpoint, asked: str | None) -> str | None:
+    stored = stored_quant(checkpoint)
     if stored and asked and build("quant", stored) != build("quant", asked):
         raise RequestError(
             f"quant is {asked!r} and this checkpoint is stored as {stored!r}; leave it out, or give"
@@ -317,24 +319,26 @@ def load(
     quant: str | None = None,
     family: str | None = None,
     compiled: bool | None = None,
+    lora: str | None = None,
 ) -> Loaded:
     """Loads a model with its facts, tokenizer and chat template; quant: spec of a scheme to store
     its layers in, one tensor after another; family: its name, whatever the architecture says;
-    compiled: as for the engine.
+    compiled: as for the engine; lora: folder or hub id of an adapter to add to the weights.
     Raises DinferError with one clear sentence.
     """
     checkpoint = open_checkpoint(name)
+    quant = _quant(checkpoint, quant)
+    checkpoint = checkpoint if lora is None else adapted(checkpoint, lora)
     config = checkpoint.json("config.json")
     module = choose_family(checkpoint, family)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, config, place)
-    scheme = _quant(config, quant)
     tokenizer, template = checkpoint.tokenizer(), checkpoint.template()
     ends = template.end_ids(tokenizer) if tokenizer and template else frozenset()
     shape, tensors = fit(module, checkpoint)
     known = facts_of(module, checkpoint, facts or {}, ends)
     _fits_rotary(known, shape)
-    model = empty(module, shape, kind, place, scheme, compiled)
+    model = empty(module, shape, kind, place, quant, compiled)
     read = _read(model, checkpoint, module, tensors)
     model.requires_grad_(False).eval()
     if known.causal and known.block_length is None:
@@ -400,7 +404,7 @@ def _read(
     model: Transformer, checkpoint: Checkpoint, family: ModuleType, tensors: Tensors
 ) -> Reading:
     """Fills the model from the checkpoint, and makes it ready."""
-    coded = stored_quant(checkpoint.json("config.json")) is not None
+    coded = stored_quant(checkpoint) is not None
     start = time.perf_counter()
     slots = checkpoint.slots(family, model.shape)
     load_weights(places(model, slots, coded), tensors)

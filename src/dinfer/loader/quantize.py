@@ -16,9 +16,7 @@ from dinfer.errors import RequestError
 from dinfer.loader.checkpoint import Folder
 from dinfer.loader.files import INDEX, SINGLE
 from dinfer.loader.load import TEXTS, blank, choose_family, fit, locate, stored_quant
-from dinfer.loader.safetensors import SafetensorsFiles
-from dinfer.loader.torch_files import TorchFiles
-from dinfer.loader.weights import check, fill, places
+from dinfer.loader.weights import by_file, check, fill, places
 from dinfer.nn.quantized import QuantizedWeight
 
 
@@ -38,7 +36,7 @@ def quantize(
         )
     checkpoint = Folder(folder)
     config = checkpoint.json("config.json")
-    if stored_quant(config) is not None:
+    if stored_quant(checkpoint) is not None:
         raise RequestError(f"{source!r} is quantized already; give the original checkpoint.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RequestError(f"{target} exists and is no empty folder; give another one.")
@@ -46,14 +44,13 @@ def quantize(
     if family is not None:
         config = config | {"architectures": list(module.ARCHITECTURES[:1])}
     shape, tensors = fit(module, checkpoint)
-    assert isinstance(tensors, SafetensorsFiles | TorchFiles)
     parts = places(blank(module, shape, torch.bfloat16, scheme), module.slots(shape))
     check(parts, tensors)
     if shape.tied != module.shape(config).tied:  # a head of its own, whatever the config says
         config = config | {"tie_word_embeddings": False, "weight_tying": False}
     target.mkdir(parents=True, exist_ok=True)
     table: dict[str, str] = {}
-    for path, names in tensors.by_file().items():
+    for path, names in by_file(tensors).items():
         written: dict[str, torch.Tensor] = {}
         for name in names:
             header, part = tensors.headers[name], parts[name]

@@ -22,6 +22,9 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -31,7 +34,6 @@ _DTYPES = {
 
 
 class _Entry(NamedTuple):
-    path: Path
     start: int
     header: Header
 
@@ -63,16 +65,9 @@ class SafetensorsFiles:
         self.headers = {name: entry.header for name, entry in found.items()}
         self._buffer = bytearray()
 
-    def by_file(self) -> dict[Path, list[str]]:
-        """The names of the tensors in each file."""
-        found: dict[Path, list[str]] = {}
-        for name, entry in self._entries.items():
-            found.setdefault(entry.path, []).append(name)
-        return found
-
     def pieces(self, name: str) -> Pieces:
         """The tensor, some rows at a time; all pieces lie in the same memory, one after another."""
-        path, start, (shape, dtype, _) = self._entries[name]
+        start, (shape, dtype, _, path) = self._entries[name]
         with path.open("rb") as file:
             if hasattr(os, "posix_fadvise"):  # the system then reads further ahead
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -109,6 +104,6 @@ def _entries(path: Path) -> dict[str, _Entry]:
         low, high = entry["data_offsets"]
         if entry["dtype"] not in _DTYPES:
             raise CheckpointError(f"{name} holds {entry['dtype']}, which is not supported.")
-        header = Header(tuple(entry["shape"]), _DTYPES[entry["dtype"]], high - low)
-        found[name] = _Entry(path, 8 + size + low, header)
+        header = Header(tuple(entry["shape"]), _DTYPES[entry["dtype"]], high - low, path)
+        found[name] = _Entry(8 + size + low, header)
     return found

@@ -19,22 +19,14 @@ class TorchFiles:
     def __init__(self, folder: Path, unused: tuple[str, ...], files: dict[Path, list[str]]) -> None:
         self.where = folder
         self._tensors: dict[str, Tensor] = {}
-        self._files: dict[Path, list[str]] = {}
+        self.headers: dict[str, Header] = {}
         for path, wanted in files.items():
             held = _tensors(path)
             if gone := sorted(set(wanted) - set(held)):
                 raise CheckpointError(f"{path.name} in {folder} does not hold {', '.join(gone)}.")
-            names = [name for name in wanted or held if carries_weights(name, unused)]
-            self._files[path] = names
-            self._tensors |= {name: held[name] for name in names}
-        self.headers = {
-            name: Header(tuple(x.shape), x.dtype, x.numel() * x.itemsize)
-            for name, x in self._tensors.items()
-        }
-
-    def by_file(self) -> dict[Path, list[str]]:
-        """The names of the tensors in each file."""
-        return self._files
+            for name in filter(lambda name: carries_weights(name, unused), wanted or held):
+                x = self._tensors[name] = held[name]
+                self.headers[name] = Header(tuple(x.shape), x.dtype, x.numel() * x.itemsize, path)
 
     def pieces(self, name: str) -> Pieces:
         """The tensor, some rows at a time."""

@@ -27,6 +27,7 @@ class Header(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     bytes: int
+    file: Path
 
 
 class Tensors(Protocol):
@@ -45,6 +46,22 @@ class Tensors(Protocol):
     def pieces(self, name: str) -> Pieces:
         """The tensor, some rows at a time."""
         ...
+
+
+def by_file(tensors: Tensors) -> dict[Path, list[str]]:
+    """The names of the tensors in each file."""
+    found: dict[Path, list[str]] = {}
+    for name, header in tensors.headers.items():
+        found.setdefault(header.file, []).append(name)
+    return found
+
+
+def whole(tensors: Tensors, name: str) -> Tensor:
+    """A tensor, as its pieces say it."""
+    header = tensors.headers[name]
+    found = torch.empty(header.shape, dtype=header.dtype)
+    fill(found, tensors.pieces(name))
+    return found
 
 
 def row_ranges(shape: tuple[int, ...], whole: int = 1) -> Iterator[slice]:
