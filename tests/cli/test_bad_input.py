@@ -196,7 +196,7 @@ def test_wrong_names_elsewhere(refused: Callable, tmp_path: Path) -> None:
     assert "Did you mean 'tiny-sdar'?" in said
     assert not (tmp_path / "run").exists()
     said = refused("eval", "--task", "maths")
-    assert "Unknown task 'maths'. Did you mean 'math'? Allowed: math, brief." in said
+    assert "Unknown task 'maths'. Did you mean 'math'? Allowed: math, brief, words, tables." in said
     said = refused("eval", "--split", "tset")
     assert "Unknown split 'tset'. Did you mean 'test'? Allowed: train, dev, test." in said
 

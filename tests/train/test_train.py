@@ -15,11 +15,13 @@ from dinfer.errors import DinferError
 from dinfer.loader.load import load
 from dinfer.train import corpus
 from dinfer.train.brief import Brief, draw_brief, facts_right
-from dinfer.train.corpus import SPLITS, TASKS, Ids, draws, first_of, split_of
+from dinfer.train.corpus import SPLITS, TASKS, Ids, draws, first_of, make_tokenizer, split_of
+from dinfer.train.init_from import grow
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, dense_attention
 from dinfer.train.muon import orthogonalise
 from dinfer.train.own_data import endless, read_examples
 from dinfer.train.problems import draw_problem, final_number
+from dinfer.train.recipe import RECIPES
 from dinfer.train.run import TrainOptions, train_bundled
 
 
@@ -188,7 +190,61 @@ def test_orthogonalise(shape: tuple[int, int, int]) -> None:
     assert (core - torch.diag_embed(core.diagonal(dim1=1, dim2=2))).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("name", ["tiny-sdar", "tiny-llada"])
+def test_plain_attention_is_the_fused_one() -> None:
+    """What runs on a CPU equals torch's own operation, with and without a mask."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2 * 7, 4, 8)
+    for visible in (None, torch.rand(7, 7) < 0.5):
+        if visible is not None:
+            visible.fill_diagonal_(True)
+        found = dense_attention(2, visible)(0, q, k, v)
+        heads = [x.view(2, 7, 4, 8).transpose(1, 2) for x in (q, k, v)]
+        wanted = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=visible)
+        torch.testing.assert_close(found, wanted.transpose(1, 2).flatten(0, 1))
+
+
+def test_a_grown_model_begins_as_the_one_it_comes_from() -> None:
+    """More layers and tokens change no hidden row of text that both spell alike, and no logit of
+    a token that both have; a new token is the mean of its pieces.
+    """
+    from dataclasses import replace
+
+    from dinfer.train import run as module
+
+    recipes = [
+        replace(
+            RECIPES["tiny-sdar"],
+            config={**RECIPES["tiny-sdar"].config, "num_hidden_layers": layers, "vocab_size": size},
+        )
+        for layers, size in ((1, 300), (2, 400))
+    ]
+    source, target = (module.new_model(recipe, 3)[1] for recipe in recipes)
+    old, new = (make_tokenizer(0, size, ("words", "tables")) for size in (300, 400))
+    grow(source, old, target, new)
+    text = [token for token in ("T", "o", "m", "Ġ", "h", "a", "s", "3") if old.token_to_id(token)]
+    hidden = [
+        model(
+            model.embed(torch.tensor([tokenizer.token_to_id(x) for x in text])),
+            torch.arange(len(text)),
+            dense_attention(1, None),
+        )
+        for model, tokenizer in ((source, old), (target, new))
+    ]
+    torch.testing.assert_close(hidden[0], hidden[1])
+    shared = [x for x in new.get_vocab() if old.token_to_id(x) is not None]
+    logits = [
+        torch.nn.functional.linear(rows, model.head.weight)[:, [t.token_to_id(x) for x in shared]]
+        for rows, model, t in zip(hidden, (source, target), (old, new), strict=True)
+    ]
+    torch.testing.assert_close(logits[0], logits[1])
+    fresh = next(x for x in new.get_vocab() if old.token_to_id(x) is None)
+    pieces = old.encode(new.decode([new.token_to_id(fresh)])).ids
+    torch.testing.assert_close(
+        target.embedding.weight[new.token_to_id(fresh)], source.embedding.weight[pieces].mean(dim=0)
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny-sdar", "tiny-llada", "tiny-words"])
 def test_training_resumes_where_it_stopped(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +253,7 @@ def test_training_resumes_where_it_stopped(
 
     from dinfer.train import run as module
 
-    small = {"math": 2, "brief": 1, "drill": 1}
+    small = dict.fromkeys(RECIPES[name].parts, 1)
     monkeypatch.setitem(module.RECIPES, name, replace(module.RECIPES[name], **small))
     monkeypatch.setattr(module, "POOL", 2)
 

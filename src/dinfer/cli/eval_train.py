@@ -27,20 +27,26 @@ def add_to(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class Problems:
-    """Which problems are asked. Raises UnknownName for a task or split that there is not."""
+    """Which problems are asked. Raises UnknownName for a task or split that there is not. The split
+    *own* is asked whole unless it has more than `num`.
+    """
 
-    task: Annotated[str, typer.Option(help="math or brief.")] = "math"
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test"
+    task: Annotated[str, typer.Option(help="math, brief, words or tables.")] = "math"
+    split: Annotated[str, typer.Option(help="train, dev, test; own (words, tables).")] = "test"
     num: Annotated[int, typer.Option(min=1, help="Problems.")] = 500
     max_tokens: o.MaxTokens = 160
 
     def __post_init__(self) -> None:
-        from dinfer.train.corpus import SPLITS, TASKS
+        from dinfer.train.corpus import OWN, SPLITS, TASKS, own_size
 
-        for kind, known in (("task", TASKS), ("split", SPLITS)):
+        own = own_size(self.task)
+        splits = (*SPLITS, OWN) if own else SPLITS
+        for kind, known in (("task", TASKS), ("split", splits)):
             given = getattr(self, kind)
             if given not in known:
                 raise UnknownName(f"Unknown {kind} {given!r}.{near(given, list(known))}")
+        if self.split == OWN:
+            object.__setattr__(self, "num", min(self.num, own))
 
 
 @o.grouped
@@ -84,7 +90,7 @@ def evaluate(
 
 
 def train(
-    name: Annotated[str, typer.Argument(help="tiny-sdar or tiny-llada.")],
+    name: Annotated[str, typer.Argument(help="tiny-sdar, tiny-llada or tiny-words.")],
     out: Annotated[
         Path, typer.Option(help="Folder for the run; the model is written to OUT/model.")
     ],

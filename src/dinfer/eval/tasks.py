@@ -1,4 +1,4 @@
-"""Scores of the two bundled tasks on held-out problems, and the cost of getting them."""
+"""Scores of the bundled tasks on held-out problems, and the cost of getting them."""
 
 import itertools
 import statistics
@@ -11,12 +11,13 @@ from dinfer.request import Output, SamplingParams
 from dinfer.train.brief import Brief, facts_right
 from dinfer.train.corpus import Example, first_of, prompt_of
 from dinfer.train.problems import Problem, final_number
+from dinfer.train.tables import Table, table_facts_right
 
 
 @dataclass(frozen=True)
 class Score:
-    """One evaluation. accuracy (math), facts (brief): percent; bleu: sacrebleu's, 0 to 100, None
-    without the package.
+    """One evaluation. accuracy, facts (brief, tables): percent; names: percent of the tables whose
+    company is named anywhere in the answer; bleu: sacrebleu's, 0 to 100, None without the package.
 
     seconds: wall time of all problems with `concurrency` at once; single_tokens_per_second: of the
     first `single_num` problems one at a time, in the same run.
@@ -33,6 +34,7 @@ class Score:
     tokens: int
     seconds: float
     tokens_per_second: float
+    names: float | None = None
     single_num: int = 0
     single_tokens_per_second: float | None = None
 
@@ -95,23 +97,33 @@ class Grade:
     accuracy: float
     facts: float | None
     bleu: float | None
+    names: float | None = None
 
 
 def grade(examples: Sequence[Example], texts: Sequence[str]) -> Grade:
     """Scores the texts that were answered to the examples."""
     pairs = list(zip(examples, texts, strict=True))
-    facts = [facts_right(e, text) for e, text in pairs if isinstance(e, Brief)]
+    facts = [_facts(e, text) for e, text in pairs if isinstance(e, Brief | Table)]
+    names = [e.facts["name"] in text for e, text in pairs if isinstance(e, Table)]
     return Grade(
         accuracy=100 * statistics.fmean(_right(e, text) for e, text in pairs),
         facts=100 * statistics.fmean(facts) if facts else None,
         bleu=bleu(list(texts), [e.answer for e in examples]),
+        names=100 * statistics.fmean(names) if names else None,
     )
 
 
-def _right(example: Example, text: str) -> bool:
-    """math: the exact final number; brief: every fact right."""
+def _facts(example: Brief | Table, text: str) -> float:
+    """Share of the facts that the text states, 0 to 1."""
     if isinstance(example, Brief):
-        return facts_right(example, text) == 1.0
+        return facts_right(example, text)
+    return statistics.fmean(table_facts_right(example, text).values())
+
+
+def _right(example: Example, text: str) -> bool:
+    """math, words: the exact final number; brief, tables: every fact right."""
+    if isinstance(example, Brief | Table):
+        return _facts(example, text) == 1.0
     assert isinstance(example, Problem)
     return final_number(text) == example.result
 

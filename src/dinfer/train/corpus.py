@@ -10,10 +10,17 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dinfer.errors import DinferError
-from dinfer.train.arithmetic import ArithmeticExample, draw_arithmetic
+from dinfer.train.arithmetic import (
+    ArithmeticExample,
+    draw_arithmetic,
+    draw_larger_arithmetic,
+)
 from dinfer.train.brief import Brief, draw_brief
 from dinfer.train.own_data import OwnExample
+from dinfer.train.own_words import own_problems, own_tables
 from dinfer.train.problems import Problem, draw_problem
+from dinfer.train.tables import Table, draw_table
+from dinfer.train.word_problems import draw_word_problem
 
 EOS, MASK, START, END = "<|endoftext|>", "<|mask|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -22,16 +29,25 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPLITS = ("train", "dev", "test")
-TASKS = ("math", "brief")
-Generated = Problem | Brief | ArithmeticExample
+TASKS = ("math", "brief", "words", "tables")
+OWN = "own"
+"""The split of *words* and *tables* that people wrote; nothing is trained on it."""
+Generated = Problem | Brief | Table | ArithmeticExample
 Example = Generated | OwnExample
 
 DRAW: dict[str, Callable[[random.Random], Generated]] = {
     "math": draw_problem,
     "brief": draw_brief,
+    "words": draw_word_problem,
+    "tables": draw_table,
     "drill": draw_arithmetic,
+    "sums": draw_larger_arithmetic,
 }
-"""`drill` is material for training alone."""
+"""`drill` and `sums` are material for training alone."""
+_OWN: dict[str, Callable[[], Sequence[Problem | Table]]] = {
+    "words": own_problems,
+    "tables": own_tables,
+}
 RESULT_WEIGHT = 3.0
 """Weight in the loss of the digits behind an equals sign and of those of a brief: they are few, and
 they are what is hard.
@@ -56,8 +72,12 @@ def draws(task: str, split: str, seed: int) -> Iterator[Example]:
     """
     if task not in DRAW:
         raise DinferError(f"Unknown task {task!r}; the tasks are {', '.join(TASKS)}.")
+    if split == OWN and task in _OWN:
+        yield from _OWN[task]()
+        return
     if split not in SPLITS:
-        raise DinferError(f"Unknown split {split!r}; the splits are {', '.join(SPLITS)}.")
+        own = f", and {OWN} of {' and '.join(_OWN)}"
+        raise DinferError(f"Unknown split {split!r}; the splits are {', '.join(SPLITS)}{own}.")
     rng = random.Random(f"{task} {split} {seed}")
     seen: set[str] = set()
     fruitless = 0
@@ -70,6 +90,11 @@ def draws(task: str, split: str, seed: int) -> Iterator[Example]:
         if split != "train":
             seen.add(example.key)
         yield example
+
+
+def own_size(task: str) -> int:
+    """Examples of the split *own* of a task; 0 where it has none."""
+    return len(_OWN[task]()) if task in _OWN else 0
 
 
 def first_of(task: str, split: str, seed: int, num: int) -> list[Example]:
@@ -87,8 +112,12 @@ def prompt_of(example: Example) -> str:
     return example.question if isinstance(example, Problem) else example.prompt
 
 
-def make_tokenizer(seed: int, size: int = 832) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer of `size` ids, learnt on training examples; digits stand alone."""
+def make_tokenizer(
+    seed: int, size: int = 832, tasks: Sequence[str] = ("math", "brief")
+) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer of `size` ids, learnt on training examples; digits stand alone.
+    Every byte is a token, so any text can be read and written.
+    """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -100,14 +129,15 @@ def make_tokenizer(seed: int, size: int = 832) -> tokenizers.Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(seed, 20_000), trainer)
+    tokenizer.train_from_iterator(_texts(seed, 20_000, tasks), trainer)
     return tokenizer
 
 
-def _texts(seed: int, num: int) -> Iterator[str]:
-    streams = [draws(task, "train", seed) for task in TASKS]
+def _texts(seed: int, num: int, tasks: Sequence[str]) -> Iterator[str]:
+    """Training texts in turns, three of each task to one of the next (tables have few words)."""
+    streams = [draws(task, "train", seed) for task in tasks]
     for i in range(num):
-        example = next(streams[i % 4 == 3])
+        example = next(streams[i // 4 % (len(streams) // 2) * 2 + (i % 4 == 3)])
         yield f"user\n{prompt_of(example)}"
         yield f"assistant\n{example.answer}"
 

@@ -173,12 +173,25 @@ def dense_attention(examples: int, visible_TT: Tensor | None) -> Attend:
         q, k, v = (
             x.view(examples, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THd, k_TKd, v_TKd)
         )
+        if q.device.type == "cpu" and q.shape[1] == k.shape[1]:
+            return _plain_attention(q, k, v, visible_TT).transpose(1, 2).flatten(0, 1)
         mixed = scaled_dot_product_attention(
             q, k, v, attn_mask=visible_TT, enable_gqa=q.shape[1] != k.shape[1]
         )
         return mixed.transpose(1, 2).flatten(0, 1)
 
     return attend
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, visible_TT: Tensor | None) -> Tensor:
+    """Attention as two products: with a mask and short canvases, forward and backward take less
+    time on a CPU than those of the fused operation.
+    """
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if visible_TT is not None:
+        scores = scores + torch.where(visible_TT, 0.0, -torch.inf).to(scores.dtype)
+    mixed: Tensor = scores.softmax(dim=-1).to(v.dtype) @ v
+    return mixed
 
 
 def masked_loss(model: Transformer, noised: Noised, mask_id: int) -> Tensor:

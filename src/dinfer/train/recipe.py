@@ -2,7 +2,7 @@
 trained.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 VOCAB, EOS_ID, MASK_ID, START_ID, END_ID = 832, 0, 1, 2, 3
@@ -13,7 +13,8 @@ BLOCK = 32
 @dataclass(frozen=True)
 class Recipe:
     """What `dinfer train NAME` makes. `steps` batches; each has so many `math`, `brief` and `drill`
-    examples, and `own` ones of the user's where there are any.
+    examples (and so on: the tasks of `corpus.DRAW`), and `own` ones of the user's where there are
+    any.
     """
 
     config: dict[str, Any]
@@ -24,9 +25,23 @@ class Recipe:
     math: int = 32
     brief: int = 32
     drill: int = 16
+    words: int = 0
+    tables: int = 0
+    sums: int = 0
     own: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 0.003
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Examples of a batch by task, for the tasks that it has."""
+        names = ("math", "brief", "words", "tables", "drill", "sums")
+        return {name: size for name in names if (size := getattr(self, name))}
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that the model learns, without mere drills."""
+        return [name for name in self.parts if name not in ("drill", "sums")]
 
 
 _GENERATION = {"eos_token_id": [EOS_ID, END_ID], "pad_token_id": EOS_ID}
@@ -116,3 +131,16 @@ RECIPES = {
         adam_lr=0.0015,
     ),
 }
+
+_SDAR = RECIPES["tiny-sdar"]
+RECIPES["tiny-words"] = replace(
+    _SDAR,
+    config={**_SDAR.config, "num_hidden_layers": 6, "vocab_size": 2048},
+    steps=1500,
+    math=4,
+    brief=4,
+    drill=0,
+    words=48,
+    tables=16,
+    sums=4,
+)

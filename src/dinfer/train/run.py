@@ -23,7 +23,7 @@ from dinfer.registry import near
 from dinfer.train.card import card
 from dinfer.train.corpus import Example, Ids, draws, encode, make_tokenizer
 from dinfer.train.export import export, read_export
-from dinfer.train.init_from import carry_over
+from dinfer.train.init_from import carry_over, grow
 from dinfer.train.interrupt import deferred_interrupt
 from dinfer.train.loss import bidirectional_batch, block_causal_batch, masked_loss
 from dinfer.train.muon import Muon
@@ -85,7 +85,7 @@ class Run:
     ) -> None:
         self.recipe, self.model, self.seed, self.device = recipe, model.to(device), seed, device
         self.autocast = torch.autocast(device, dtype, enabled=dtype != torch.float32)
-        self.tokenizer = make_tokenizer(seed)
+        self.tokenizer = make_tokenizer(seed, recipe.config["vocab_size"], recipe.tasks)
         self.own = list(own)
         for example, ids in zip(self.own, encode(self.tokenizer, self.own), strict=True):
             if (length := len(ids.prompt) + len(ids.answer)) > CONTEXT:
@@ -146,9 +146,7 @@ class Run:
     def _streams(self) -> list[Iterator[list[Ids]]]:
         """Batches of each task, and of the user's own examples, from the present step on."""
         sources = [
-            (size, draws(task, "train", self.seed + 1))
-            for task in ("math", "brief", "drill")
-            if (size := getattr(self.recipe, task))
+            (size, draws(task, "train", self.seed + 1)) for task, size in self.recipe.parts.items()
         ]
         if self.own:
             sources.append((self.recipe.own, endless(self.own, self.seed)))
@@ -216,14 +214,17 @@ def compile_pieces(model: Transformer) -> None:
 
 
 def warm_start(run: Run, folder: Path) -> None:
-    """First weights from an exported model of either recipe; the other form's norms are folded."""
+    """First weights from an exported model. Into the same form they may be fewer layers and other
+    tokens (`grow`); into the other form, the norms are folded.
+    """
     if not (folder / "config.json").is_file():
         raise DinferError(f"--from is {str(folder)!r}; give the folder of a model that train made.")
-    name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    family, source = new_model(RECIPES[f"tiny-{name}"], run.seed)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    family, source = new_model(replace(run.recipe, config=config), run.seed)
     read_export(folder, family, source)
-    if source.shape == run.model.shape:
-        run.model.load_state_dict(source.state_dict())
+    if config["model_type"] == run.recipe.config["model_type"]:
+        old = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        grow(source, old, run.model, run.tokenizer)
         return
     batch = next(batches(run.tokenizer, draws("math", "train", run.seed + 1), MICRO, run.seed, 0))
     noise = torch.Generator().manual_seed(run.seed)
