@@ -303,7 +303,9 @@ def add_text(made: tokenizers.Tokenizer, pre: str) -> Callable:
         writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
         writer.add_bos_token_id(ADDED["<|begin|>"])
         writer.add_eot_token_id(ADDED["<|eot_id|>"])
-        writer.add_chat_template("{{ bos_token }}{{ messages[0].content }}<|eot_id|>")
+        text = "{{ bos_token }}{{ messages[0].content }}<|eot_id|>"
+        names = {"default": text, "short": "{{ messages[0].content }}"}
+        writer.add_chat_template([{"name": n, "template": x} for n, x in names.items()])
 
     return more
 
@@ -323,6 +325,8 @@ def test_tokenizer(pre: str, tmp_path: Path) -> None:
     assert found.facts.eos_ids == {305, 307}
     ids = found.prompts.chat([{"role": "user", "content": "cat"}])
     assert ids == [304, *made.encode("cat").ids, 307]
+    short = found.prompts.chat([{"role": "user", "content": "cat"}], chat_template="short")
+    assert short == made.encode("cat").ids
 
 
 @pytest.mark.parametrize(
@@ -330,6 +334,7 @@ def test_tokenizer(pre: str, tmp_path: Path) -> None:
     [
         # GPT-2 leaves the last white space to what follows; the others take line ends together.
         ("gpt-2", "ab123\n\nc", ["ab", "123", "Ċ", "Ċ", "c"]),
+        ("smollm", "ab123\n\nc", ["ab", "1", "2", "3", "Ċ", "Ċ", "c"]),
         ("qwen2", "ab123\n\nc", ["ab", "1", "2", "3", "ĊĊ", "c"]),
         ("llama-bpe", "ab1234\n\nc", ["ab", "123", "4", "ĊĊ", "c"]),
         ("bailingmoe", "I'LL123\n\nc", ["I", "'LL", "1", "2", "3", "ĊĊ", "c"]),

@@ -10,6 +10,7 @@ from dinfer.errors import ContextLengthError, RequestError
 from dinfer.loader.load import Loaded
 from dinfer.request import Request, SamplingParams
 from dinfer.text.chat import check_messages
+from dinfer.text.guard import texts_in
 from dinfer.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -82,7 +83,7 @@ class InputProcessor:
                 f"The model {self._loaded.name!r} brings no chat template; use generate."
             )
         check_messages(messages)
-        self._check_size([message["content"] for message in messages])
+        self._check_size([*texts_in(messages), *texts_in(variables)])
         return self._loaded.template.encode(self.tokenizer, messages, **variables)
 
     def complete(

@@ -24,6 +24,7 @@ FRAMES: dict[str, Json] = {
     "bailingmoe": {"words": _LING_WORDS},
     "bailingmoe2": {"words": _LING_WORDS},
     "llada-moe": {"words": _LING_WORDS},
+    "smollm": {"words": None, "digits": True},
 }
 """How texts are split, by `tokenizer.ggml.pre`."""
 _CONTROL, _USER, _UNUSED = 3, 4, 5
@@ -68,7 +69,10 @@ def template_of(metadata: Mapping[str, Any]) -> ChatTemplate | None:
     """The chat template; None where the file holds none."""
     source, tokens = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
     named = {f"{role}_token": tokens[id] for role, id in special_ids(metadata).items() if tokens}
-    return ChatTemplate(source, named) if isinstance(source, str) else None
+    others = metadata.get("tokenizer.chat_templates") or ()
+    further = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in others}
+    held = {name: text for name, text in further.items() if isinstance(text, str)}
+    return ChatTemplate(source, named, held) if isinstance(source, str) else None
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:

@@ -24,7 +24,6 @@ QWEN2_WORDS = (
 """Pattern that texts are split by before the merges."""
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 """How an added token is matched, unless told otherwise."""
-_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BROKEN = "\ufffd"
 _LONG_ENOUGH, _LONGEST_WINDOW = 16, 32
@@ -50,10 +49,13 @@ class Tokenizer:
         """Whether the decoder joins pieces like "<0xE4>" to characters."""
         self._added_ids = frozenset(added)
         self._texts: dict[int, bool] = {}  # what `is_text` found out: the library takes its time
-        words = [token.content for token in added.values()]
-        self._words = tuple(words)
-        self._heads = tuple({word[:end] for word in words for end in range(1, len(word))})
-        self._tails = tuple({word[start:] for word in words for start in range(1, len(word))})
+        self._words = tuple(token.content for token in added.values())
+        self._heads, self._tails = _heads(self._words), _tails(self._words)
+        special = [token for token in added.values() if token.special and len(token.content) > 1]
+        self._special_words = tuple(token.content for token in special)
+        self._special_heads = _heads(self._special_words)
+        self._special_tails = _tails(self._special_words)
+        self._special_in_other_forms = any(token.normalized for token in special)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -95,13 +97,7 @@ class Tokenizer:
 
         Raises RequestError where the text is not valid Unicode (half a surrogate pair).
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"The text holds half a surrogate pair at character {error.start}; "
-                "only valid Unicode can be encoded."
-            ) from error
+        _refuse_surrogates(text)
         chosen = self._full if special else self._plain
         if len(text) < _LONG_TEXT:
             ids: list[int] = chosen.encode(text, add_special_tokens=False).ids
@@ -109,6 +105,25 @@ class Tokenizer:
         # Unlike `encode`, a batch lets other threads run meanwhile: a long text takes seconds.
         batch: list[int] = chosen.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return batch
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Ids of a text with added tokens; what lies between two of them is read without them, and
+        without the character `mark`, if it holds that. Raises RequestError as `encode` does.
+        """
+        if mark not in text:
+            return self.encode(text, special=True)
+        _refuse_surrogates(text)
+        found = self._full.encode_batch([text], add_special_tokens=False)[0]
+        added = [place for place, id in enumerate(found.ids) if id in self._added_ids]
+        ids: list[int] = []
+        first, start = 0, 0
+        for place in (*added, len(found.ids)):
+            low, high = found.offsets[place] if place < len(found.ids) else (len(text), len(text))
+            piece = text[start:low]
+            ids += self.encode(piece.replace(mark, "")) if mark in piece else found.ids[first:place]
+            ids += found.ids[place : place + 1]
+            first, start = place + 1, high
+        return ids
 
     @cached_property
     def longest_token(self) -> int:
@@ -134,6 +149,28 @@ class Tokenizer:
             known = self.token_of(id) is not None and id not in self.special_ids
             self._texts[id] = known
         return known
+
+    def special_places(self, text: str) -> set[int]:
+        """Places inside a text, or at its ends, where any character keeps a special token of two
+        characters or more from being read: in each that it holds, and where a part of one at an
+        end of the text (spaces aside) could be completed by what it is put next to.
+        """
+        places = set()
+        for word in self._special_words:
+            start = text.find(word)
+            while start >= 0:
+                places.add(start + 1)
+                start = text.find(word, start + 1)
+        start, stop = len(text) - len(text.lstrip()), len(text.rstrip())
+        if text.startswith(self._special_tails, start):
+            places.add(start)
+        if text.endswith(self._special_heads, 0, stop):
+            places.add(stop)
+        if self._special_in_other_forms and text:
+            found = self._full.encode_batch([text], add_special_tokens=False)[0]
+            spans = zip(found.ids, found.offsets, strict=True)
+            places |= {low + 1 for id, (low, high) in spans if id in self.special_ids}
+        return places
 
     def touches_added(self, text: str) -> bool:
         """Whether the text holds an added token, or a part of one at an edge.
@@ -250,15 +287,38 @@ def refuse_pointer(path: Path) -> None:
 def special_tokens(folder: Path) -> dict[str, str | list[str]]:
     """The named special tokens of a folder, such as `eos_token`, as Hugging Face's files give them.
 
-    `additional_special_tokens` is a list; names without a value are left out.
+    `additional_special_tokens` is a list; names without a value are left out. transformers 5 calls
+    that list `extra_special_tokens`, or has there a table of names of the model's own, such as
+    `image_token`, which may stand beside the others as well.
     """
     merged = read_json(folder / "special_tokens_map.json")
     merged |= read_json(folder / "tokenizer_config.json")
-    named = {f"{role}_token": _content(merged.get(f"{role}_token")) for role in _ROLES}
+    extra = merged.get("extra_special_tokens")
+    merged |= extra if isinstance(extra, dict) else {}
+    named = {name: _content(value) for name, value in merged.items() if name.endswith("_token")}
     found: dict[str, str | list[str]] = {name: text for name, text in named.items() if text}
-    if isinstance(more := merged.get("additional_special_tokens"), list):
+    more = merged.get("additional_special_tokens") or extra
+    if isinstance(more, list):
         found["additional_special_tokens"] = [text for text in map(_content, more) if text]
     return found
+
+
+def _heads(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple({word[:end] for word in words for end in range(1, len(word))})
+
+
+def _tails(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple({word[start:] for word in words for start in range(1, len(word))})
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The text holds half a surrogate pair at character {error.start}; "
+            "only valid Unicode can be encoded."
+        ) from error
 
 
 def _content(value: Any) -> str | None:
@@ -299,9 +359,12 @@ def _document(source: Path) -> Json:
     return document
 
 
-def byte_level(words: str | None, nfc: bool = False, space: bool = False) -> Json:
+def byte_level(
+    words: str | None, nfc: bool = False, space: bool = False, digits: bool = False
+) -> Json:
     """A byte-level BPE without a vocabulary. words: the pattern that texts are split by; None =
-    GPT-2's. nfc: composes characters first. space: puts one before a text.
+    GPT-2's. nfc: composes characters first. space: puts one before a text. digits: each stands
+    alone, whatever the pattern says.
     """
     frame = tokenizers.Tokenizer(models.BPE())
     frame.decoder = decoders.ByteLevel()
@@ -311,6 +374,9 @@ def byte_level(words: str | None, nfc: bool = False, space: bool = False) -> Jso
         split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
         letters = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
         frame.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    if digits:
+        single = pre_tokenizers.Digits(individual_digits=True)
+        frame.pre_tokenizer = pre_tokenizers.Sequence([single, frame.pre_tokenizer])
     if nfc:
         frame.normalizer = normalizers.NFC()
     document: Json = json.loads(frame.to_str())
