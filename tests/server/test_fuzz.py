@@ -107,7 +107,7 @@ def test_bodies_and_disconnects_at_length(
 
 # The cases are made when the tests are collected, and the models are loaded when they run.
 SERVED: dict[str, AsyncLLM] = {}
-# A list that is longer than the document allows may also be too long a body: 413 refuses it as well.
+# A list longer than the document allows may make the body too long: 413 refuses it as well.
 REFUSED = {"checks": {"negative_data_rejection": {"expected-statuses": ["4xx"]}}}
 DOCUMENT = schemathesis.openapi.from_asgi(
     "/openapi.json", create_app(SERVED), config=schemathesis.Config.from_dict(REFUSED)
